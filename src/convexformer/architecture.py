@@ -1,0 +1,132 @@
+"""What a head is: an operator plus a penalty, and the maps to and from an ordinary network.
+
+Concrete heads live in :mod:`convexformer.heads`; problems and solutions know only this interface.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Any, ClassVar, final
+
+import torch
+from torch import Tensor, nn
+
+from convexformer.data import TokenDataset
+from convexformer.gauges import Penalty
+from convexformer.operators import Operator
+from convexformer.registry import Registry, unknown
+
+
+@final
+@dataclass(frozen=True)
+class Layout:
+    """The sizes of a problem, fixed when it is built: what a head needs besides the tokens themselves."""
+
+    n_tokens: int
+    width: int
+    n_outputs: int
+    per_token: bool = False
+    squeeze: bool = False
+    """Targets were ``(N,)``, so outputs are ``(N,)`` as well."""
+
+    def shape(self, outputs: Tensor, tokens: TokenDataset) -> Tensor:
+        """Give rows of outputs ``(R, c)`` the shape of the targets; masked tokens get zeros."""
+        if self.per_token:
+            grid = outputs.new_zeros((*tokens.X.shape[:2], outputs.shape[1]))
+            if tokens.mask is None:
+                grid = outputs.reshape(grid.shape)
+            else:
+                grid[tokens.mask] = outputs
+            outputs = grid
+        return outputs.squeeze(-1) if self.squeeze else outputs
+
+
+@final
+@dataclass(frozen=True)
+class Weights:
+    """A point of the convex program: ``Z`` and, where the problem has one, the intercept ``(c,)``."""
+
+    Z: Tensor
+    intercept: Tensor | None = None
+
+    def to(self, *, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> Weights:
+        """Move to another device or dtype."""
+        b = None if self.intercept is None else self.intercept.to(device=device, dtype=dtype)
+        return Weights(self.Z.to(device=device, dtype=dtype), b)
+
+
+class Network(nn.Module, ABC):
+    """An ordinary network: the nonconvex model of a paper, with the weights that a solution maps to."""
+
+    @abstractmethod
+    def forward(self, X: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Return outputs for tokens ``X: (N, s, d)``."""
+
+    @abstractmethod
+    def decay(self) -> Tensor:
+        """Return the weight-decay term of the paper: ``loss + beta * decay()`` is the nonconvex objective."""
+
+    @abstractmethod
+    def lift(self) -> Weights:
+        """Return the point of the convex program with the same outputs and no larger objective."""
+
+    @abstractmethod
+    def config(self) -> dict[str, Any]:
+        """Return what is needed, besides the state dict, to build this network again."""
+
+
+class Head(ABC):
+    """An architecture: its operator, its penalty, and its recovery and lift maps."""
+
+    name: ClassVar[str]
+    per_token: ClassVar[bool]
+    """Whether targets ``(N, s, c)`` make sense for it."""
+    positional: ClassVar[bool]
+    """Whether its weights belong to token positions, so that the number of tokens is fixed."""
+
+    @abstractmethod
+    def operator(self, tokens: TokenDataset, layout: Layout) -> Operator:
+        """Return the linear map from ``Z`` to outputs on these tokens."""
+
+    @abstractmethod
+    def penalty(self) -> Penalty:
+        """Return the gauge of the atoms of the architecture."""
+
+    @abstractmethod
+    def recover(self, weights: Weights, layout: Layout) -> Network:
+        """Return a network with the same outputs and ``decay()`` equal to the gauge of ``Z``."""
+
+    @abstractmethod
+    def lift(self, network: nn.Module, layout: Layout) -> Weights:
+        """Return ``network.lift()``, after checking that the network is one of this head's."""
+
+    @abstractmethod
+    def config(self) -> dict[str, Any]:
+        """Return the constructor's arguments; tensors where the user gave gates."""
+
+    def check(self, layout: Layout) -> None:
+        """Raise when the head cannot serve these sizes, gates of the wrong shape for instance."""
+        if layout.per_token and not self.per_token:
+            raise ValueError(
+                f"Y is per token, but the {self.name} head has one output a sample. Pass targets (N,) or (N, c), "
+                "or choose a head with token outputs such as 'mlp'."
+            )
+
+    def token_norms(self, Z: Tensor) -> Tensor | None:
+        """``(s,)`` how much weight each token position has; None when the head treats all alike."""
+        return None
+
+
+HEADS: Registry[Head] = Registry("head")
+
+
+def resolve_head(head: str | Head) -> Head:
+    """Return the head itself, or the one of that name with its defaults."""
+    if isinstance(head, Head):
+        return head
+    if not isinstance(head, str):
+        raise TypeError(f"head is a {type(head).__name__}; expected a name or an object from convexformer.heads.")
+    if head not in HEADS:
+        raise ValueError(unknown("head", head, HEADS))
+    return HEADS[head]()

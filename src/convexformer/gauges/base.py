@@ -1,0 +1,91 @@
+"""What a gauge is: value, prox, polar and atom, and the conjugate that a certificate reads."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+from typing import ClassVar, final
+
+from torch import Tensor
+
+
+class PolarKind(Enum):
+    """How far a polar value may be trusted."""
+
+    EXACT = "exact"
+    UPPER = "upper bound"
+    PROBABILISTIC = "upper bound with the stated probability"
+    LOWER = "lower bound"
+
+    @property
+    def certifies(self) -> bool:
+        """A lower bound never certifies: scaling by it can leave the dual feasible set."""
+        return self is not PolarKind.LOWER
+
+
+@final
+@dataclass(frozen=True)
+class Polar:
+    """The value of a polar, what kind of value it is, and the probability with which it is a bound."""
+
+    value: float
+    kind: PolarKind = PolarKind.EXACT
+    confidence: float = 1.0
+
+
+class Penalty(ABC):
+    """A convex penalty ``g(Z)`` with ``min_Z F(A Z) + beta g(Z)``: a gauge, or the ridge of the baseline."""
+
+    sparse: ClassVar[bool] = True
+    """Whether ``Z = 0`` is optimal at some finite beta."""
+
+    @abstractmethod
+    def value(self, Z: Tensor) -> Tensor:
+        """``g(Z)``, a scalar tensor."""
+
+    @abstractmethod
+    def prox(self, Z: Tensor, step: float) -> Tensor:
+        """``argmin_W 1/2 ||W - Z||^2 + step g(W)``."""
+
+    @abstractmethod
+    def scale_limit(self, M: Tensor, beta: float) -> tuple[float, Polar]:
+        """Return the largest ``t`` for which ``(beta g)*(t M)`` is surely finite, with the polar behind it."""
+
+    @abstractmethod
+    def conjugate(self, M: Tensor, beta: float) -> float:
+        """``(beta g)*(M)``, given that ``M`` was scaled by :meth:`scale_limit`."""
+
+    @abstractmethod
+    def zero_beta(self, M: Tensor, curvature: Callable[[], float]) -> Polar:
+        """Return the smallest ``beta`` at which ``Z = 0`` is optimal when ``M = -A^T grad F(0)``.
+
+        ``curvature`` estimates the largest curvature of ``F(A Z)``; only the ridge needs it.
+        """
+
+
+class Gauge(Penalty):
+    """The gauge of a symmetric set of atoms: ``g(Z) = inf{sum_j t_j : Z = sum_j t_j a_j, t_j >= 0}``."""
+
+    @abstractmethod
+    def polar(self, M: Tensor) -> Polar:
+        """``max <M, a>`` over the atoms ``a``, with its kind."""
+
+    @abstractmethod
+    def atom(self, M: Tensor) -> Tensor:
+        """Return the atom most aligned with ``M``: ``<M, atom> = polar(M)``."""
+
+    def scale_limit(self, M: Tensor, beta: float) -> tuple[float, Polar]:
+        """``beta / polar(M)``: the conjugate of ``beta g`` is the indicator of ``polar <= beta``."""
+        polar = self.polar(M)
+        return (beta / polar.value if polar.value > 0 else math.inf), polar
+
+    def conjugate(self, M: Tensor, beta: float) -> float:
+        """Zero: a feasible point costs nothing."""
+        return 0.0
+
+    def zero_beta(self, M: Tensor, curvature: Callable[[], float]) -> Polar:
+        """``polar(M)``."""
+        return self.polar(M)

@@ -1,0 +1,150 @@
+"""Convex attention: one direction for each token, pooled by the simplex weights."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, final
+
+import torch
+from torch import Tensor, nn
+
+from convexformer.architecture import HEADS, Head, Layout, Weights
+from convexformer.data import TokenDataset
+from convexformer.gauges import GroupNorm, NuclearNorm, Penalty
+from convexformer.heads.gating import check_activation, check_gates, foreign, read_gate, same_gates
+from convexformer.heads.recovery import group_heads, singular_heads
+from convexformer.networks import AttentionNetwork
+from convexformer.networks.simplex import random_simplex
+from convexformer.operators import DenseOperator, GatedOperator, Operator
+from convexformer.operators.gates import draw, sample_gates
+from convexformer.registry import one_of
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Attention(Head):
+    """Attention with weights in the simplex, ``f = sum_j (w1_j^T X w2_j) w3_j``, as a convex program.
+
+    ``decay="l1"``, penalty ``beta/2 sum_j (||w2_j||_2^2 + ||w3_j||_1^2)`` (Ergen et al. 2022, theorem 1 for one output,
+    theorem 2 for several, theorem 3 when gated)::
+
+        min_Z  sum_i L(<Z_l, X_i>_l, y_i) + beta sum_{k,l} ||Z[k, :, l]||_2
+
+    ``decay="l2"``, ordinary weight decay ``beta/2 sum_j (||w2_j||_2^2 + ||w3_j||_2^2)``, which the paper leaves out::
+
+        min_Z  sum_i L(sum_k Z_k^T x_ik, y_i) + beta sum_k ||Z_k||_*
+
+    ``activation="gated_relu"`` multiplies each head by a fixed gate ``1{u1^T X u2 >= 0}``; ``gates`` is their number
+    (Gaussian, drawn with ``seed``) or the pair ``(u1: (g, s), u2: (g, d))``. A gate may carry several heads. Weights:
+    ``Z: (s, d, c)``, gated ``(g, s, d, c)``.
+    """
+
+    activation: str = "linear"
+    decay: str = "l1"
+    gates: Any = 16
+    seed: int = 0
+
+    name = "attention"
+    per_token = False
+    positional = True
+
+    def __post_init__(self) -> None:
+        check_activation(self.name, self.activation)
+        one_of("decay", self.decay, ("l1", "l2"))
+        check_gates(self.gates, parts=2)
+
+    def config(self) -> dict[str, Any]:
+        """Return the constructor's arguments."""
+        return {"activation": self.activation, "decay": self.decay, "gates": self.gates, "seed": self.seed}
+
+    def check(self, layout: Layout) -> None:
+        """Check that given gates match the tokens."""
+        super().check(layout)
+        self._gate_vectors(layout)
+
+    def operator(self, tokens: TokenDataset, layout: Layout) -> Operator:
+        """Flattened tokens; masked tokens are zeros and so count nowhere."""
+        features = tokens.X.reshape(tokens.n_samples, -1)
+        axes = (layout.n_tokens, layout.width)
+        vectors = self._gate_vectors(layout)
+        if vectors is None:
+            return DenseOperator(features, axes, layout.n_outputs)
+        return GatedOperator(features, sample_gates(tokens.X, *vectors), axes, layout.n_outputs)
+
+    def penalty(self) -> Penalty:
+        """Group norm per (token, class), or nuclear norm per token."""
+        return GroupNorm("class_token") if self.decay == "l1" else NuclearNorm()
+
+    def recover(self, weights: Weights, layout: Layout) -> AttentionNetwork:
+        """One head for each nonzero group (l1) or each singular value of a token's slice (l2); ``w1`` is a vertex.
+
+        Heads take the zero rows into account, which proposition 1 as printed does not.
+        """
+        slices = weights.Z.reshape(-1, *weights.Z.shape[-2:])  # (g*s, d, c)
+        where, w2, w3 = group_heads(slices) if self.decay == "l1" else singular_heads(slices)
+        s = layout.n_tokens
+        w1 = nn.functional.one_hot(where % s, s).to(w2)
+        vectors = self._gate_vectors(layout)
+        gated: dict[str, Any] = {}
+        if vectors is not None:
+            u1, u2 = (u.to(w2.device) for u in vectors)
+            gated = {"u1": u1, "u2": u2, "gate_index": where // s}
+        return AttentionNetwork(w1, w2, w3, weights.intercept, decay=self.decay, squeeze=layout.squeeze, **gated)
+
+    def lift(self, network: nn.Module, layout: Layout) -> Weights:
+        """``Z = sum_j w1_j (x) w2_j (x) w3_j``, after checking gates, sizes and decay."""
+        vectors = self._gate_vectors(layout)
+        u1, u2 = vectors if vectors is not None else (None, None)
+        expected = f"decay={self.decay!r}, activation={self.activation!r}"
+        if not isinstance(network, AttentionNetwork):
+            raise foreign(self.name, expected, f"it is a {type(network).__name__}, not an AttentionNetwork")
+        if network.kind != self.decay:
+            raise foreign(self.name, expected, f"its decay is {network.kind!r}")
+        if not (same_gates(network.u1, u1) and same_gates(network.u2, u2)):
+            raise foreign(self.name, expected, "its gates are others")
+        sizes = (network.w1.shape[1], network.w2.shape[1], network.w3.shape[1])
+        if sizes != (layout.n_tokens, layout.width, layout.n_outputs):
+            raise foreign(self.name, expected, f"its sizes (s, d, c) are {sizes}")
+        return network.lift()
+
+    def random_network(self, layout: Layout, n_heads: int, seed: int = 0, bias: bool = False) -> AttentionNetwork:
+        """Return a random network of this head, a start for gradient training."""
+        generator = torch.Generator().manual_seed(seed)
+
+        def normal(*shape: int) -> Tensor:
+            return torch.randn(shape, generator=generator, dtype=torch.float64) / shape[-1] ** 0.5
+
+        vectors = self._gate_vectors(layout)
+        gated: dict[str, Any] = {}
+        if vectors is not None:
+            index = torch.arange(n_heads) % vectors[0].shape[0]
+            gated = {"u1": vectors[0], "u2": vectors[1], "gate_index": index}
+        return AttentionNetwork(
+            random_simplex(n_heads, layout.n_tokens, generator),
+            normal(n_heads, layout.width),
+            normal(n_heads, layout.n_outputs),
+            torch.zeros(layout.n_outputs, dtype=torch.float64) if bias else None,
+            decay=self.decay,
+            squeeze=layout.squeeze,
+            **gated,
+        )
+
+    def token_norms(self, Z: Tensor) -> Tensor:
+        """``(s,)`` the Frobenius norm of each token's slice."""
+        return Z.movedim(-3, 0).flatten(1).norm(dim=1)
+
+    def _gate_vectors(self, layout: Layout) -> tuple[Tensor, Tensor] | None:
+        """``(u1: (g, s), u2: (g, d))``, or None for a linear head."""
+        if self.activation == "linear":
+            return None
+        if isinstance(self.gates, (tuple, list)):
+            u1 = read_gate(self.gates[0], layout.n_tokens, "gates[0] (u1)")
+            u2 = read_gate(self.gates[1], layout.width, "gates[1] (u2)")
+            if u1.shape[0] != u2.shape[0]:
+                raise ValueError(f"gates hold {u1.shape[0]} vectors u1 and {u2.shape[0]} vectors u2; expected as many.")
+            return u1, u2
+        both = draw((int(self.gates), layout.n_tokens + layout.width), self.seed)
+        return both[:, : layout.n_tokens].contiguous(), both[:, layout.n_tokens :].contiguous()
+
+
+HEADS.register("attention", Attention)

@@ -1,0 +1,58 @@
+"""What gated heads share: reading the ``gates`` argument and comparing the gates of a network."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from convexformer.data.tokens import as_tensor, check_finite
+from convexformer.registry import unknown
+
+ACTIVATIONS = ("linear", "gated_relu")
+
+
+def check_activation(head: str, activation: str) -> None:
+    """Accept ``linear`` and ``gated_relu``; say why exact ReLU is not among them."""
+    if activation == "relu":
+        raise ValueError(
+            f"activation='relu' is not available for the {head} head in this version: its exact program needs one block for "
+            "each cell of a hyperplane arrangement. Use activation='gated_relu', whose gates are fixed."
+        )
+    if activation not in ACTIVATIONS:
+        raise ValueError(unknown("activation", activation, ACTIVATIONS))
+
+
+def check_gates(gates: Any, parts: int) -> None:
+    """Accept a positive number of gates, or the gates themselves (``parts`` arrays)."""
+    if isinstance(gates, bool):
+        raise TypeError("gates is a bool; expected a number of gates or the gates themselves.")
+    if isinstance(gates, (int, np.integer)):
+        if gates < 1:
+            raise ValueError(f"gates={gates} was given; expected at least one gate.")
+        return
+    if parts > 1 and not (isinstance(gates, (tuple, list)) and len(gates) == parts):
+        raise TypeError(f"gates is a {type(gates).__name__}; expected a number, or a tuple of {parts} arrays.")
+
+
+def read_gate(values: Any, columns: int, name: str) -> Tensor:
+    """Validate one array of gates ``(g, columns)``."""
+    tensor = as_tensor(values, name).to("cpu", torch.float64)
+    if tensor.ndim != 2 or tensor.shape[0] == 0 or tensor.shape[1] != columns:
+        raise ValueError(f"{name} has shape {tuple(tensor.shape)}; expected (g, {columns}) to match the tokens.")
+    check_finite(tensor, name)
+    return tensor
+
+
+def same_gates(network_gates: Tensor | None, gates: Tensor | None) -> bool:
+    """Tell whether a network was built with these gates."""
+    if network_gates is None or gates is None:
+        return network_gates is gates
+    return network_gates.shape == gates.shape and bool(torch.equal(network_gates.cpu().to(gates.dtype), gates))
+
+
+def foreign(head: str, expected: str, reason: str) -> ValueError:
+    """Return the error for a network that does not belong to a problem."""
+    return ValueError(f"this network does not belong to the problem's {head} head ({expected}): {reason}.")

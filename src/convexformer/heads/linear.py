@@ -1,0 +1,55 @@
+"""The baseline: logistic or ridge regression on the mean token."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, final
+
+from torch import nn
+
+from convexformer.architecture import HEADS, Head, Layout, Weights
+from convexformer.data import TokenDataset
+from convexformer.gauges import Penalty, Ridge
+from convexformer.heads.gating import foreign
+from convexformer.networks import LinearNetwork
+from convexformer.operators import DenseOperator, Operator
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Linear(Head):
+    """``min_Z sum_i L(mean token_i Z, y_i) + beta/2 ||Z||_F^2``: the linear probe of the papers, certified as well.
+
+    Weights: ``Z: (d, c)``. With a ridge ``Z = 0`` is never optimal; ``beta_max`` is the curvature of the loss.
+    """
+
+    name = "linear"
+    per_token = False
+    positional = False
+
+    def config(self) -> dict[str, Any]:
+        """No arguments."""
+        return {}
+
+    def operator(self, tokens: TokenDataset, layout: Layout) -> Operator:
+        """Mean tokens."""
+        return DenseOperator(tokens.mean_token, (layout.width,), layout.n_outputs)
+
+    def penalty(self) -> Penalty:
+        """Ridge."""
+        return Ridge()
+
+    def recover(self, weights: Weights, layout: Layout) -> LinearNetwork:
+        """Return the same matrix."""
+        return LinearNetwork(weights.Z, weights.intercept, squeeze=layout.squeeze)
+
+    def lift(self, network: nn.Module, layout: Layout) -> Weights:
+        """Return the same matrix, after checking sizes."""
+        if not isinstance(network, LinearNetwork):
+            raise foreign(self.name, "ridge", f"it is a {type(network).__name__}, not a LinearNetwork")
+        if tuple(network.weight.shape) != (layout.width, layout.n_outputs):
+            raise foreign(self.name, "ridge", f"its sizes (d, c) are {tuple(network.weight.shape)}")
+        return network.lift()
+
+
+HEADS.register("linear", Linear)

@@ -1,0 +1,135 @@
+"""Softmax cross-entropy, for labels or for rows of probabilities."""
+
+from __future__ import annotations
+
+import math
+from typing import final
+
+import torch
+from torch import Tensor
+
+from convexformer.losses.base import LOSSES, Loss
+
+
+@final
+class CrossEntropy(Loss):
+    """``L(f, p) = log sum_l exp(f_l) - <p, f>`` with ``p`` a row of probabilities (one-hot for a label).
+
+    Rows of probabilities serve distillation and label smoothing. ``L*(u, p) = sum_l q_l log q_l`` with
+    ``q = u + p`` in the simplex; scaling keeps it there, since ``t u + p = t q + (1 - t) p``.
+    """
+
+    name = "cross_entropy"
+    curvature = 0.5
+
+    def encode(self, Y: Tensor) -> Tensor:
+        """Integer labels ``(R,)`` become one-hot rows; rows of probabilities are checked and kept."""
+        if Y.ndim == 1:
+            return _one_hot(Y)
+        if Y.ndim != 2:
+            raise ValueError(
+                f"Y has shape {tuple(Y.shape)}; cross_entropy expects labels (N,) or probabilities (N, c)."
+            )
+        P = Y.to(torch.float64)
+        if P.shape[1] < 2:
+            raise ValueError(
+                f"Y has {P.shape[1]} column; cross_entropy needs the probabilities of at least two classes."
+            )
+        sums = P.sum(1)
+        if bool((P < 0).any()) or bool(((sums - 1).abs() > 1e-3).any()):
+            worst = int((sums - 1).abs().argmax())
+            raise ValueError(
+                f"Y has shape {tuple(Y.shape)} and cross_entropy reads it as rows of probabilities, but row {worst} "
+                f"sums to {float(sums[worst]):.4g} (smallest entry {float(P.min()):.4g}). Pass integer labels (N,), or "
+                "rows that are nonnegative and sum to one."
+            )
+        return P / sums[:, None]
+
+    def value(self, F: Tensor, Y: Tensor) -> Tensor:
+        """``log sum exp(f) - <p, f>``."""
+        return torch.logsumexp(F, 1) - (Y * F).sum(1)
+
+    def gradient(self, F: Tensor, Y: Tensor) -> Tensor:
+        """``softmax(f) - p``."""
+        return F.softmax(1) - Y
+
+    def conjugate(self, U: Tensor, Y: Tensor) -> Tensor:
+        """Return the negative entropy of ``q = u + p``."""
+        Q = U + Y
+        tolerance = 1e-9
+        inside = (-tolerance <= Q).all(1) & ((Q.sum(1) - 1).abs() <= tolerance)
+        Q = Q.clamp_min(0)
+        return torch.where(inside, torch.xlogy(Q, Q).sum(1), math.inf)
+
+    def check_intercept(self, Y: Tensor, w: Tensor) -> None:
+        """Every class needs some mass, or its intercept goes to minus infinity."""
+        mass = (w[:, None] * Y).sum(0)
+        if bool((mass <= 0).any()):
+            absent = (mass <= 0).nonzero()[:, 0].tolist()
+            raise ValueError(
+                f"classes {absent[:10]} have no sample (of positive weight), so their best intercept is minus infinity. "
+                "Relabel the classes 0..c-1 without gaps (np.unique(y, return_inverse=True)) or use intercept=False."
+            )
+
+    def best_intercept(self, F: Tensor, Y: Tensor, w: Tensor, start: Tensor) -> Tensor:
+        """Damped Newton in ``c`` variables; the direction of a constant shift is left out."""
+        W, total = w[:, None], w.sum()
+        c = F.shape[1]
+        shift = torch.full((c, c), float(total) / c**2, dtype=F.dtype, device=F.device)
+        wanted = (W * Y).sum(0)
+        eps = torch.finfo(F.dtype).eps
+
+        def look(b: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+            Q = (F + b).softmax(1)
+            G = (W * Q).sum(0) - wanted
+            return Q, G, (w * torch.logsumexp(F + b, 1)).sum() - (wanted * b).sum()
+
+        b = start - start.mean()
+        Q, G, f = look(b)
+        for _ in range(60):
+            size = float(G.abs().max())
+            if size <= 4 * eps * float(total):
+                break
+            H = torch.diag((W * Q).sum(0)) - Q.T @ (W * Q)
+            jitter = eps * float(H.diagonal().max())
+            step = -torch.linalg.solve(H + shift + jitter * torch.eye(c, dtype=F.dtype, device=F.device), G)
+            slope, t = float(G @ step), 1.0
+            for _ in range(40):
+                Q_new, G_new, f_new = look(b + t * step)
+                # near the minimum the value no longer tells: there the gradient decides
+                descends = float(f_new) <= float(f) + 1e-4 * t * slope
+                if descends or float(G_new.abs().max()) < 0.5 * size:
+                    break
+                t /= 2
+            else:
+                break
+            b, Q, G, f = b + t * step, Q_new, G_new, f_new
+        return b - b.mean()
+
+
+def _one_hot(labels: Tensor) -> Tensor:
+    """``(R,)`` integer labels to float64 ``(R, c)``; ``c`` is the largest label plus one."""
+    if labels.is_floating_point() or labels.is_complex():
+        raise TypeError(
+            f"labels are {str(labels.dtype).removeprefix('torch.')}; cross_entropy expects integer labels 0..c-1, shape "
+            "(N,). Convert them (Y.astype(int)), or use loss='squared' for real targets."
+        )
+    index = labels.to(torch.int64)
+    if int(index.min()) < 0:
+        raise ValueError(
+            f"labels contain {int(index.min())}; cross_entropy expects integers 0..c-1. For labels -1/+1 use "
+            "loss='logistic', or relabel with np.unique(y, return_inverse=True)."
+        )
+    present = index.unique()
+    if present.numel() < 2:
+        raise ValueError(f"Y holds one class only ({int(present[0])}); a classifier needs at least two classes.")
+    c = int(index.max()) + 1
+    if c > 100_000 or c > 1000 * present.numel():
+        raise ValueError(
+            f"the largest label is {c - 1} but only {present.numel()} labels occur; relabel them 0..c-1 "
+            "with np.unique(y, return_inverse=True)."
+        )
+    return torch.nn.functional.one_hot(index, c).to(torch.float64)
+
+
+LOSSES.register("cross_entropy", CrossEntropy)

@@ -1,0 +1,89 @@
+"""The nonconvex attention model of Ergen et al."""
+
+from __future__ import annotations
+
+from typing import Any, final
+
+import torch
+from torch import Tensor
+
+from convexformer.architecture import Weights
+from convexformer.networks.base import TokenNetwork, fixed, optional, owned
+from convexformer.operators.gates import sample_gates
+from convexformer.registry import one_of
+
+
+@final
+class AttentionNetwork(TokenNetwork):
+    """``f(X) = sum_j D_j(X) (w1_j^T X w2_j) w3_j + bias`` with ``w1_j`` in the simplex (Ergen et al. 2022, (9), (11)).
+
+    ``w1: (h, s)`` attention weights over tokens, ``w2: (h, d)``, ``w3: (h, c)``. ``D_j = 1`` for a linear head; for a gated
+    one ``D_j(X) = 1{u1^T X u2 >= 0}`` with the fixed gate ``gate_index[j]`` of ``u1: (g, s)``, ``u2: (g, d)``.
+    ``decay()`` is ``1/2 sum_j (||w2_j||_2^2 + ||w3_j||_1^2)`` for ``decay="l1"`` (theorems 1-3) and
+    ``1/2 sum_j (||w2_j||_2^2 + ||w3_j||_2^2)`` for ``decay="l2"`` (ordinary weight decay).
+    """
+
+    u1: Tensor | None
+    u2: Tensor | None
+    gate_index: Tensor | None
+
+    def __init__(
+        self,
+        w1: Tensor,
+        w2: Tensor,
+        w3: Tensor,
+        bias: Tensor | None = None,
+        *,
+        decay: str = "l1",
+        u1: Tensor | None = None,
+        u2: Tensor | None = None,
+        gate_index: Tensor | None = None,
+        squeeze: bool = False,
+    ) -> None:
+        super().__init__()
+        self.w1, self.w2, self.w3 = owned(w1), owned(w2), owned(w3)
+        self.bias = optional(bias)
+        self.kind = one_of("decay", decay, ("l1", "l2"))
+        self.squeeze = squeeze
+        self.register_buffer("u1", fixed(u1))
+        self.register_buffer("u2", fixed(u2))
+        self.register_buffer("gate_index", fixed(gate_index))
+
+    def forward(self, X: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Return outputs ``(N, c)``, or ``(N,)`` where the targets were."""
+        tokens = self.tokens(X, mask, length=self.w1.shape[1])
+        scores = ((tokens.X @ self.w2.T) * self.w1.T).sum(1)  # (N, h)
+        if self.u1 is not None and self.u2 is not None:
+            scores = scores * sample_gates(tokens.X, self.u1, self.u2)[:, self.gate_index]
+        outputs = scores @ self.w3
+        if self.bias is not None:
+            outputs = outputs + self.bias
+        return outputs.squeeze(-1) if self.squeeze else outputs
+
+    def decay(self) -> Tensor:
+        """Return the weight decay of the paper's nonconvex problem."""
+        last = self.w3.abs().sum(1).square() if self.kind == "l1" else self.w3.square().sum(1)
+        return 0.5 * (self.w2.square().sum() + last.sum())
+
+    def lift(self) -> Weights:
+        """``Z = sum_j w1_j (x) w2_j (x) w3_j``, summed over the heads of each gate."""
+        w1, w2, w3 = self.w1.detach(), self.w2.detach(), self.w3.detach()
+        low, total = float(w1.min()) if w1.numel() else 0.0, w1.sum(1)
+        if low < -1e-9 or bool(((total - 1).abs() > 1e-6).any()):
+            worst = float(total[(total - 1).abs().argmax()])
+            raise ValueError(
+                f"w1 must lie in the simplex: its smallest entry is {low:.3g} and a row sums to {worst:.6g}. The nonconvex "
+                "problem has that constraint; normalise w1 (softmax or projection) before certifying."
+            )
+        bias = None if self.bias is None else self.bias.detach().clone()
+        if self.u1 is None or self.gate_index is None:
+            return Weights(torch.einsum("hs,hd,hc->sdc", w1, w2, w3), bias)
+        Z = w1.new_zeros((self.u1.shape[0], w1.shape[1], w2.shape[1], w3.shape[1]))
+        for gate in self.gate_index.unique():  # one gate at a time: no (h, s, d, c) tensor
+            own = self.gate_index == gate
+            Z[gate] = torch.einsum("hs,hd,hc->sdc", w1[own], w2[own], w3[own])
+        return Weights(Z, bias)
+
+    def config(self) -> dict[str, Any]:
+        """Return the options."""
+        return {"decay": self.kind, "squeeze": self.squeeze}

@@ -1,0 +1,105 @@
+"""The two-layer network applied to every token."""
+
+from __future__ import annotations
+
+from typing import Any, final
+
+from torch import Tensor
+
+from convexformer.architecture import Weights
+from convexformer.networks.base import TokenNetwork, fixed, optional, owned
+from convexformer.operators.gates import token_gates
+
+
+@final
+class MLPNetwork(TokenNetwork):
+    """``f(X)_t = sum_j D_j(x_t) (x_t^T w1_j) w2_j + bias``, averaged over tokens unless outputs are per token.
+
+    ``w1: (h, d)``, ``w2: (h, c)``; ``D_j(x) = 1{gates[gate_index[j]]^T x >= 0}``, or 1 for a linear network.
+    ``decay() = 1/2 sum_j (||w1_j||^2 + ||w2_j||^2)`` (Sahiner et al. 2022).
+    """
+
+    gates: Tensor | None
+    gate_index: Tensor | None
+
+    def __init__(
+        self,
+        w1: Tensor,
+        w2: Tensor,
+        bias: Tensor | None = None,
+        *,
+        gates: Tensor | None = None,
+        gate_index: Tensor | None = None,
+        per_token: bool = False,
+        squeeze: bool = False,
+    ) -> None:
+        super().__init__()
+        self.w1, self.w2, self.bias = owned(w1), owned(w2), optional(bias)
+        self.per_token, self.squeeze = per_token, squeeze
+        self.register_buffer("gates", fixed(gates))
+        self.register_buffer("gate_index", fixed(gate_index))
+
+    def forward(self, X: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Return outputs ``(N, c)``, ``(N, s, c)`` per token, or ``(N,)`` where the targets were."""
+        tokens = self.tokens(X, mask)
+        hidden = tokens.X @ self.w1.T  # (N, s, h); masked tokens give zeros
+        if self.gates is not None:
+            hidden = hidden * token_gates(tokens.X, self.gates)[..., self.gate_index]
+        if not self.per_token:
+            hidden = hidden.sum(1) / tokens.lengths[:, None]
+        outputs = hidden @ self.w2
+        if self.bias is not None:
+            outputs = outputs + self.bias
+            if self.per_token and tokens.mask is not None:
+                outputs = outputs * tokens.mask[..., None]
+        return outputs.squeeze(-1) if self.squeeze else outputs
+
+    def decay(self) -> Tensor:
+        """Return ordinary weight decay."""
+        return 0.5 * (self.w1.square().sum() + self.w2.square().sum())
+
+    def lift(self) -> Weights:
+        """``Z_g = sum_j w1_j w2_j^T`` over the neurons of each gate."""
+        w1, w2 = self.w1.detach(), self.w2.detach()
+        bias = None if self.bias is None else self.bias.detach().clone()
+        if self.gates is None or self.gate_index is None:
+            return Weights(w1.T @ w2, bias)
+        Z = w1.new_zeros((self.gates.shape[0], w1.shape[1], w2.shape[1]))
+        for gate in self.gate_index.unique():
+            own = self.gate_index == gate
+            Z[gate] = w1[own].T @ w2[own]
+        return Weights(Z, bias)
+
+    def config(self) -> dict[str, Any]:
+        """Return the options."""
+        return {"per_token": self.per_token, "squeeze": self.squeeze}
+
+
+@final
+class LinearNetwork(TokenNetwork):
+    """``f(X) = mean token times weight + bias``; ``decay() = 1/2 ||weight||_F^2``."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None = None, *, squeeze: bool = False) -> None:
+        super().__init__()
+        self.weight, self.bias = owned(weight), optional(bias)
+        self.squeeze = squeeze
+
+    def forward(self, X: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Return outputs ``(N, c)``, or ``(N,)`` where the targets were."""
+        outputs = self.tokens(X, mask).mean_token @ self.weight
+        if self.bias is not None:
+            outputs = outputs + self.bias
+        return outputs.squeeze(-1) if self.squeeze else outputs
+
+    def decay(self) -> Tensor:
+        """Return the ridge."""
+        return 0.5 * self.weight.square().sum()
+
+    def lift(self) -> Weights:
+        """Return the weight itself."""
+        bias = None if self.bias is None else self.bias.detach().clone()
+        return Weights(self.weight.detach().clone(), bias)
+
+    def config(self) -> dict[str, Any]:
+        """Return the options."""
+        return {"squeeze": self.squeeze}

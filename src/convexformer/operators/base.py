@@ -1,0 +1,50 @@
+"""What an operator is: a linear map from weights to outputs, and its adjoint."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+
+import torch
+from torch import Tensor
+
+
+class Operator(ABC):
+    """A linear map ``A`` from weights ``Z`` of ``weight_shape`` to outputs ``(R, c)``; never a formed matrix of both."""
+
+    weight_shape: tuple[int, ...]
+    output_shape: tuple[int, int]
+
+    @abstractmethod
+    def apply(self, Z: Tensor) -> Tensor:
+        """``A Z``, shape ``(R, c)``."""
+
+    @abstractmethod
+    def adjoint(self, V: Tensor) -> Tensor:
+        """``A^T V``, of ``weight_shape``; ``<V, A Z> = <A^T V, Z>``."""
+
+    @abstractmethod
+    def to(self, *, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> Operator:
+        """Return the same map on another device or in another dtype."""
+
+    @property
+    @abstractmethod
+    def like(self) -> Tensor:
+        """A tensor of the operator's device and dtype."""
+
+    def zeros(self) -> Tensor:
+        """Weights of zero."""
+        return self.like.new_zeros(self.weight_shape)
+
+    def norm_squared(self, iterations: int = 30) -> float:
+        """Estimate ``||A||^2`` from below by power iteration from a fixed random start."""
+        generator = torch.Generator().manual_seed(0)
+        Z = torch.randn(self.weight_shape, generator=generator, dtype=torch.float64).to(self.like)
+        size = 0.0
+        for _ in range(iterations):
+            norm = float(torch.linalg.vector_norm(Z))
+            if norm == 0 or not math.isfinite(norm):
+                break
+            Z = self.adjoint(self.apply(Z / norm))
+            size = float(torch.linalg.vector_norm(Z))
+        return size

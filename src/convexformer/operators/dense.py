@@ -1,0 +1,45 @@
+"""Outputs linear in one feature vector a row."""
+
+from __future__ import annotations
+
+import math
+from typing import final
+
+import torch
+from torch import Tensor
+
+from convexformer.operators.base import Operator
+
+
+@final
+class DenseOperator(Operator):
+    """``A Z = Phi Z`` with features ``Phi: (R, p)`` and ``Z`` of ``(*axes, c)``, ``p = prod(axes)``.
+
+    Convex attention on flattened tokens (``axes = (s, d)``), the MLP head on pooled gated tokens (``(g, d)``), a
+    linear head on the mean token (``(d,)``).
+    """
+
+    def __init__(self, features: Tensor, axes: tuple[int, ...], n_outputs: int) -> None:
+        if features.ndim != 2 or features.shape[1] != math.prod(axes):
+            raise ValueError(f"features {tuple(features.shape)} do not match weight axes {axes}.")
+        self.features = features
+        self.axes = axes
+        self.weight_shape = (*axes, n_outputs)
+        self.output_shape = (features.shape[0], n_outputs)
+
+    @property
+    def like(self) -> Tensor:
+        """The features."""
+        return self.features
+
+    def apply(self, Z: Tensor) -> Tensor:
+        """``Phi Z``: O(R p c)."""
+        return self.features @ Z.reshape(self.features.shape[1], -1)
+
+    def adjoint(self, V: Tensor) -> Tensor:
+        """``Phi^T V``: O(R p c)."""
+        return (self.features.T @ V).reshape(self.weight_shape)
+
+    def to(self, *, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> DenseOperator:
+        """Move the features."""
+        return DenseOperator(self.features.to(device=device, dtype=dtype), self.axes, self.weight_shape[-1])

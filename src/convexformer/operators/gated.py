@@ -1,0 +1,52 @@
+"""Outputs linear in a feature vector that gates switch on and off; the gated design is never formed."""
+
+from __future__ import annotations
+
+import math
+from typing import final
+
+import torch
+from torch import Tensor
+
+from convexformer.operators.base import Operator
+
+
+@final
+class GatedOperator(Operator):
+    """``(A Z)_i = sum_g D[i, g] Phi_i Z_g`` with ``Phi: (R, p)``, gates ``D: (R, g)`` and ``Z: (g, *axes, c)``.
+
+    The dense design would be ``(R, g p)``; here features and gates are kept apart, so memory is that of the tokens.
+    """
+
+    def __init__(self, features: Tensor, gates: Tensor, axes: tuple[int, ...], n_outputs: int) -> None:
+        if features.ndim != 2 or features.shape[1] != math.prod(axes):
+            raise ValueError(f"features {tuple(features.shape)} do not match weight axes {axes}.")
+        if gates.ndim != 2 or gates.shape[0] != features.shape[0]:
+            raise ValueError(f"gates {tuple(gates.shape)} do not match features {tuple(features.shape)}.")
+        self.features = features
+        self.gates = gates.to(features.dtype)
+        self.axes = axes
+        self.weight_shape = (gates.shape[1], *axes, n_outputs)
+        self.output_shape = (features.shape[0], n_outputs)
+
+    @property
+    def like(self) -> Tensor:
+        """The features."""
+        return self.features
+
+    def apply(self, Z: Tensor) -> Tensor:
+        """One product with all gates side by side, then a gated sum: O(R p g c)."""
+        (R, p), g, c = self.features.shape, self.gates.shape[1], self.weight_shape[-1]
+        wide = Z.reshape(g, p, c).transpose(0, 1).reshape(p, g * c)
+        return torch.einsum("rgc,rg->rc", (self.features @ wide).view(R, g, c), self.gates)
+
+    def adjoint(self, V: Tensor) -> Tensor:
+        """``A_g^T V = Phi^T (D_g * V)``, all gates in one product."""
+        (R, p), g, c = self.features.shape, self.gates.shape[1], self.weight_shape[-1]
+        masked = (self.gates[:, :, None] * V[:, None, :]).view(R, g * c)
+        return (self.features.T @ masked).view(p, g, c).transpose(0, 1).reshape(self.weight_shape)
+
+    def to(self, *, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> GatedOperator:
+        """Move features and gates."""
+        features = self.features.to(device=device, dtype=dtype)
+        return GatedOperator(features, self.gates.to(device=device), self.axes, self.weight_shape[-1])

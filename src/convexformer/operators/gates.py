@@ -1,0 +1,30 @@
+"""Fixed gates: which samples or tokens a gate lets through. Always decided in float64, so precision never moves them."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+CHUNK = 1 << 24  # numbers of float64 at a time: 128 MiB
+
+
+def draw(shape: tuple[int, ...], seed: int) -> Tensor:
+    """Return Gaussian gate vectors, the same on every machine for one seed."""
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def sample_gates(X: Tensor, u1: Tensor, u2: Tensor) -> Tensor:
+    """``(N, g)`` bool, ``1{u1_g^T X_i u2_g >= 0}`` for ``X: (N, s, d)``, ``u1: (g, s)``, ``u2: (g, d)``."""
+    u1, u2 = u1.to(X.device, torch.float64), u2.to(X.device, torch.float64)
+    step = max(1, CHUNK // (X.shape[1] * (X.shape[2] + u1.shape[0])))
+    parts = [((x.to(torch.float64) @ u2.T) * u1.T).sum(1) >= 0 for x in X.split(step)]
+    return torch.cat(parts)
+
+
+def token_gates(H: Tensor, h: Tensor) -> Tensor:
+    """``(..., g)`` bool, ``1{h_g^T H_t >= 0}`` for tokens ``H: (..., d)`` and ``h: (g, d)``."""
+    h = h.to(H.device, torch.float64)
+    flat = H.reshape(-1, H.shape[-1])
+    step = max(1, CHUNK // (H.shape[-1] + h.shape[0]))
+    parts = [rows.to(torch.float64) @ h.T >= 0 for rows in flat.split(step)]
+    return torch.cat(parts).view(*H.shape[:-1], h.shape[0])

@@ -1,0 +1,176 @@
+"""The problem: ``min_{Z, b} sum_i w_i L(A_i(Z) + b, y_i) + beta g(Z)``."""
+
+from __future__ import annotations
+
+import copy
+import math
+import numbers
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, final
+
+import torch
+from torch import Tensor
+
+from convexformer.architecture import Head, Layout, Weights, resolve_head
+from convexformer.data import TokenDataset
+from convexformer.gauges import Penalty, Polar
+from convexformer.losses import Loss
+from convexformer.operators import Operator
+from convexformer.targets import Targets, read_targets
+
+
+@final
+@dataclass(frozen=True)
+class Fit:
+    """The loss at some outputs, with the intercept fitted exactly where the problem has one."""
+
+    value: float
+    outputs: Tensor
+    """``(R, c)`` with the intercept added."""
+    intercept: Tensor | None
+    U: Tensor
+    """``(R, c)`` gradient of each row's loss."""
+    V: Tensor
+    """``(R, c)`` gradient of the weighted sum, ``w * U``: a dual point before scaling."""
+
+
+@final
+class Problem:
+    """A head, tokens, targets, a loss and a beta.
+
+    The objective is a sum over samples, as in the papers: ``sum_i w_i L(f_i, y_i) + beta * gauge(Z)``. Give either
+    ``beta``, which is absolute, or ``beta_ratio``, a fraction of ``beta_max``. An intercept is never penalised; it is
+    minimised exactly at every evaluation, so the program that a solver sees is one in ``Z`` alone.
+    """
+
+    def __init__(
+        self,
+        head: str | Head,
+        X: Any,
+        Y: Any,
+        beta: float | None = None,
+        beta_ratio: float | None = None,
+        loss: str | Loss = "auto",
+        mask: Any = None,
+        sample_weight: Any = None,
+        intercept: bool = False,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        _check_betas(beta, beta_ratio)
+        self.head = resolve_head(head)
+        self.tokens = TokenDataset.of(X, mask, device=device, dtype=dtype)
+        self._targets, self.loss = read_targets(Y, self.tokens, loss, sample_weight)
+        self.layout = Layout(
+            n_tokens=self.tokens.n_tokens,
+            width=self.tokens.width,
+            n_outputs=self._targets.Y.shape[1],
+            per_token=self._targets.per_token,
+            squeeze=self._targets.squeeze,
+        )
+        self.head.check(self.layout)
+        self.intercept = bool(intercept)
+        if self.intercept:
+            self.loss.check_intercept(self._targets.Y, self._targets.w)
+        self.penalty: Penalty = self.head.penalty()
+        self._cast_targets()
+        self._intercept_start = self.Y.new_zeros(self.layout.n_outputs)
+        self.beta = float(beta) if beta is not None else self._beta_from_ratio(float(beta_ratio or 0))
+
+    # ------------------------------------------------------------------ the terms of the formula
+
+    @cached_property
+    def operator(self) -> Operator:
+        """The linear map from ``Z`` to outputs ``(R, c)``."""
+        return self.head.operator(self.tokens, self.layout)
+
+    @cached_property
+    def beta_max(self) -> float:
+        """The smallest beta at which ``Z = 0`` is optimal (for the ridge: the curvature scale, see ``Ridge``)."""
+        return self._zero_polar().value
+
+    def fit(self, outputs: Tensor, start: Tensor | None = None) -> Fit:
+        """Evaluate the loss at outputs ``A Z``: value, intercept, gradients."""
+        b = None
+        if self.intercept:
+            b = self.loss.best_intercept(outputs, self.Y, self.w, self._intercept_start if start is None else start)
+            outputs = outputs + b
+        U = self.loss.gradient(outputs, self.Y)
+        value = float((self.w * self.loss.value(outputs, self.Y)).sum())
+        return Fit(value, outputs, b, U, self.w[:, None] * U)
+
+    def objective(self, weights: Weights) -> float:
+        """Return the primal value at these weights, intercept included."""
+        outputs = self.outputs(weights)
+        data = (self.w * self.loss.value(outputs, self.Y)).sum()
+        return float(data) + self.beta * float(self.penalty.value(weights.Z))
+
+    def outputs(self, weights: Weights) -> Tensor:
+        """``A Z + b``, shape ``(R, c)``."""
+        outputs = self.operator.apply(weights.Z)
+        return outputs if weights.intercept is None else outputs + weights.intercept
+
+    # ------------------------------------------------------------------ relatives of this problem
+
+    def with_beta(self, beta: float) -> Problem:
+        """Return the same problem at another beta; tokens and operator are shared."""
+        _check_betas(beta, None)
+        self.operator  # noqa: B018  (build it once, for both)
+        twin = copy.copy(self)
+        twin.beta = float(beta)
+        return twin
+
+    def reference(self) -> Problem:
+        """Return the same problem in float64, from the tokens up: what certificates are computed with."""
+        if self.tokens.X.dtype == torch.float64:
+            return self
+        twin = copy.copy(self)
+        for cached in ("operator", "beta_max"):
+            twin.__dict__.pop(cached, None)
+        twin.tokens = self.tokens.to(dtype=torch.float64)
+        twin._cast_targets()
+        twin._intercept_start = twin.Y.new_zeros(self.layout.n_outputs)
+        return twin
+
+    # ------------------------------------------------------------------ inside
+
+    def _cast_targets(self) -> None:
+        """Targets are kept in float64 and used in the tokens' dtype."""
+        targets: Targets = self._targets
+        self.Y = targets.Y.to(self.tokens.X.dtype)
+        self.w = targets.w.to(self.tokens.X.dtype)
+
+    def _zero_polar(self) -> Polar:
+        fit = self.fit(self.Y.new_zeros(self.Y.shape))
+        M = -self.operator.adjoint(fit.V)
+        return self.penalty.zero_beta(M, self._curvature)
+
+    def _curvature(self) -> float:
+        return self.loss.curvature * float(self.w.max()) * self.operator.norm_squared()
+
+    def _beta_from_ratio(self, ratio: float) -> float:
+        # where nothing can be learnt (beta_max = 0) any positive beta has the same answer, Z = 0
+        return ratio * self.beta_max if self.beta_max > 0 else ratio
+
+    def __repr__(self) -> str:
+        N, s, d = self.tokens.X.shape
+        return (
+            f"Problem({self.head!r}, X=({N}, {s}, {d}), outputs={self.layout.n_outputs}, loss={self.loss!r}, "
+            f"beta={self.beta:.4g}, intercept={self.intercept})"
+        )
+
+
+def _check_betas(beta: float | None, beta_ratio: float | None) -> None:
+    """Exactly one of the two, positive and finite."""
+    if (beta is None) == (beta_ratio is None):
+        given = "neither" if beta is None else f"both (beta={beta}, beta_ratio={beta_ratio})"
+        raise ValueError(
+            f"{given} of beta and beta_ratio given; expected exactly one: beta is the penalty's weight, "
+            "beta_ratio a fraction of beta_max, e.g. beta_ratio=0.1."
+        )
+    name, value = ("beta", beta) if beta is not None else ("beta_ratio", beta_ratio)
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        raise TypeError(f"{name} is a {type(value).__name__}; expected a positive number.")
+    if not (math.isfinite(value) and value > 0):
+        raise ValueError(f"{name}={value} was given; expected a positive, finite number.")

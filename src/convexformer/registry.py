@@ -1,0 +1,55 @@
+"""Names to things, with errors that suggest the nearest name, and the warnings users may filter."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Iterable, Iterator
+from typing import Generic, TypeVar, final
+
+T = TypeVar("T")
+
+
+class ZeroSolutionWarning(UserWarning):
+    """``beta`` is at least ``beta_max``: every weight is zero, and provably so."""
+
+
+def unknown(kind: str, given: object, known: Iterable[str]) -> str:
+    """Return the sentence for an unknown name: what was given, the nearest name, and all of them."""
+    names = sorted(known)
+    near = difflib.get_close_matches(str(given), names, n=1, cutoff=0.4)
+    hint = f" Did you mean {near[0]!r}?" if near else ""
+    return f"unknown {kind} {given!r}.{hint} Known: {', '.join(names)}."
+
+
+def one_of(kind: str, given: str, known: Iterable[str]) -> str:
+    """Return ``given`` if it is one of ``known``; otherwise raise with a suggestion."""
+    names = list(known)
+    if given not in names:
+        raise ValueError(unknown(kind, given, names))
+    return given
+
+
+@final
+class Registry(Generic[T]):
+    """A table of named factories, filled where the things are defined."""
+
+    def __init__(self, kind: str) -> None:
+        self.kind = kind
+        self._entries: dict[str, Callable[..., T]] = {}
+
+    def register(self, name: str, factory: Callable[..., T]) -> None:
+        """Add ``factory`` under ``name``; a name is never taken twice."""
+        if name in self._entries:
+            raise ValueError(f"{self.kind} {name!r} is registered already")
+        self._entries[name] = factory
+
+    def __getitem__(self, name: str) -> Callable[..., T]:
+        if name not in self._entries:
+            raise ValueError(unknown(self.kind, name, self._entries))
+        return self._entries[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._entries)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._entries

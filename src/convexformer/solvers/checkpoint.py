@@ -1,0 +1,88 @@
+"""Checkpoints: the best point so far, in one safetensors file, and a fingerprint of the problem it belongs to."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import time
+from pathlib import Path
+from typing import final
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+
+from convexformer.architecture import Weights
+from convexformer.problem import Problem
+
+
+@final
+class Checkpoint:
+    """Reads a file at the start of a solve and rewrites it as the solve goes on."""
+
+    def __init__(self, path: str | os.PathLike[str], problem: Problem, every_seconds: float = 30.0) -> None:
+        self.path = Path(path)
+        self.fingerprint = fingerprint(problem)
+        self.every_seconds = every_seconds
+        self._like = problem.operator.like
+        self._last = time.perf_counter()
+
+    def resume(self) -> tuple[Weights, int] | None:
+        """Return the stored point and its iteration; None when there is no file yet."""
+        if not self.path.exists():
+            return None
+        try:
+            with safe_open(str(self.path), framework="pt") as file:
+                meta = file.metadata() or {}
+                tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118  (not a dict)
+        except (SafetensorError, OSError) as error:
+            raise ValueError(
+                f"the checkpoint {self.path} cannot be read ({error}); delete it to start afresh."
+            ) from error
+        if meta.get("fingerprint") != self.fingerprint or "Z" not in tensors:
+            raise ValueError(
+                f"the checkpoint {self.path} belongs to another problem (other data, head, loss or beta); "
+                "delete it or choose another path."
+            )
+        weights = Weights(tensors["Z"], tensors.get("intercept"))
+        return weights.to(device=self._like.device, dtype=self._like.dtype), int(meta.get("iteration", "0"))
+
+    def keep(self, weights: Weights, iteration: int, *, now: bool = False) -> None:
+        """Write the point if the last write is old enough (or ``now``); a crash never leaves half a file."""
+        if not now and time.perf_counter() - self._last < self.every_seconds:
+            return
+        tensors = {"Z": weights.Z.contiguous().cpu()}
+        if weights.intercept is not None:
+            tensors["intercept"] = weights.intercept.contiguous().cpu()
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        part = self.path.with_name(self.path.name + ".part")
+        save_file(tensors, str(part), metadata={"fingerprint": self.fingerprint, "iteration": str(iteration)})
+        os.replace(part, self.path)
+        self._last = time.perf_counter()
+
+
+def fingerprint(problem: Problem) -> str:
+    """Hash what defines the problem: head, loss, beta, sizes, targets, and sums over the tokens."""
+    X = problem.tokens.X
+    ramp = torch.linspace(1.0, 2.0, X.shape[0], dtype=X.dtype, device=X.device)
+    facts = {
+        "head": problem.head.name,
+        "config": {key: _plain(value) for key, value in problem.head.config().items()},
+        "loss": repr(problem.loss),
+        "beta": problem.beta,
+        "intercept": problem.intercept,
+        "shape": [*X.shape, problem.layout.n_outputs],
+        "tokens": _plain(torch.einsum("n,nsd->sd", ramp, X)),
+        "targets": _plain(problem.Y * problem.w[:, None]),
+    }
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
+
+
+def _plain(value: object) -> object:
+    """Tensors become the hash of their bytes."""
+    if isinstance(value, torch.Tensor):
+        return hashlib.sha256(value.detach().cpu().contiguous().numpy().tobytes()).hexdigest()
+    if isinstance(value, (tuple, list)):
+        return [_plain(item) for item in value]
+    return value

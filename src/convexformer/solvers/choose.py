@@ -1,0 +1,128 @@
+"""The entry point: pick a solver, run it under a monitor, certify what it returns."""
+
+from __future__ import annotations
+
+import math
+import numbers
+import os
+import warnings
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+from sklearn.exceptions import ConvergenceWarning
+from torch import Tensor, nn
+
+from convexformer.architecture import Weights
+from convexformer.certificates import certificate
+from convexformer.problem import Problem
+from convexformer.registry import ZeroSolutionWarning, one_of
+from convexformer.solution import Solution, Status
+from convexformer.solvers.checkpoint import Checkpoint
+from convexformer.solvers.fista import fista
+from convexformer.solvers.monitor import Callback, Monitor
+from convexformer.solvers.progress import GapBar
+
+Solver = Callable[[Problem, Weights, Monitor], None]
+
+SOLVERS: dict[str, Solver] = {"fista": fista}
+MAX_ITER = 20_000
+
+
+def solve(
+    problem: Problem,
+    tolerance: float = 1e-4,
+    solver: str = "auto",
+    max_iter: int | None = None,
+    max_time: float | None = None,
+    warm_start: Any = None,
+    callback: Callback | None = None,
+    progress: bool = False,
+    checkpoint: str | os.PathLike[str] | None = None,
+) -> Solution:
+    """Solve a problem to a relative duality gap of ``tolerance`` and certify the answer.
+
+    ``warm_start`` takes a solution, weights, or a network of the head. ``callback(record, weights)`` is called at every
+    gap check and stops the solve by returning True. ``checkpoint`` names a file that keeps the best point so far; a
+    solve that finds it there goes on from it. Ctrl-C returns the best point so far, certified.
+    """
+    _check_options(tolerance, max_iter, max_time)
+    name = one_of("solver", solver, ("auto", *SOLVERS))
+    name = "fista" if name == "auto" else name
+    if problem.penalty.sparse and problem.beta > problem.beta_max * (1 + 1e-9):
+        warnings.warn(
+            f"beta={problem.beta:.4g} is above beta_max={problem.beta_max:.4g}: every weight is zero. "
+            "Use a smaller beta, for example beta_ratio=0.1.",
+            ZeroSolutionWarning,
+            stacklevel=2,
+        )
+    keeper = None if checkpoint is None else Checkpoint(checkpoint, problem)
+    start = _start(problem, warm_start)
+    first = 0
+    if keeper is not None and (found := keeper.resume()) is not None:
+        start, first = found
+    bar = GapBar(f"{problem.head.name}, beta {problem.beta:.3g}", tolerance) if progress else None
+    monitor = Monitor(problem, tolerance, max_iter or MAX_ITER, max_time, callback, bar, keeper)
+    with bar or nullcontext(), torch.no_grad():
+        try:
+            SOLVERS[name](problem, start, monitor)
+        except KeyboardInterrupt:
+            monitor.status = Status.INTERRUPTED
+            if not monitor.history:
+                raise
+        if keeper is not None:
+            keeper.keep(monitor.best, first + monitor.iteration, now=True)
+        proof = certificate(problem, monitor.best)
+    if monitor.status not in (Status.CONVERGED, Status.INTERRUPTED):
+        warnings.warn(
+            f"{monitor.status} (after {monitor.iteration} iterations the relative gap is {proof.relative_gap:.2e}, "
+            f"the tolerance {tolerance:.2e})",
+            ConvergenceWarning,
+            stacklevel=2,
+        )
+    return Solution(
+        weights=monitor.best,
+        head=problem.head,
+        layout=problem.layout,
+        loss=problem.loss,
+        beta=problem.beta,
+        certificate=proof,
+        status=monitor.status,
+        history=tuple(monitor.history),
+        n_iter=first + monitor.iteration,
+        seconds=monitor.seconds,
+        solver=name,
+    )
+
+
+def _start(problem: Problem, warm_start: Any) -> Weights:
+    """Turn whatever the user has into weights of this problem."""
+    if warm_start is None:
+        return Weights(problem.operator.zeros())
+    if isinstance(warm_start, Solution):
+        warm_start = warm_start.weights
+    elif isinstance(warm_start, nn.Module):
+        warm_start = problem.head.lift(warm_start, problem.layout)
+    elif isinstance(warm_start, Tensor):
+        warm_start = Weights(warm_start)
+    if not isinstance(warm_start, Weights):
+        raise TypeError(
+            f"warm_start is a {type(warm_start).__name__}; expected a Solution, Weights, a network of the head, or Z itself."
+        )
+    like, expected = problem.operator.like, problem.operator.weight_shape
+    if tuple(warm_start.Z.shape) != tuple(expected):
+        raise ValueError(
+            f"warm_start has weights of shape {tuple(warm_start.Z.shape)}; this problem expects {tuple(expected)}."
+        )
+    moved = warm_start.to(device=like.device, dtype=like.dtype)
+    return moved if problem.intercept else Weights(moved.Z)
+
+
+def _check_options(tolerance: float, max_iter: int | None, max_time: float | None) -> None:
+    if not isinstance(tolerance, numbers.Real) or not (math.isfinite(tolerance) and tolerance > 0):
+        raise ValueError(f"tolerance={tolerance} was given; expected a positive relative duality gap such as 1e-4.")
+    if max_iter is not None and (not isinstance(max_iter, numbers.Integral) or max_iter < 1):
+        raise ValueError(f"max_iter={max_iter} was given; expected a positive whole number or None.")
+    if max_time is not None and not max_time > 0:
+        raise ValueError(f"max_time={max_time} was given; expected positive seconds or None.")

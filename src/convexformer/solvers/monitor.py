@@ -1,0 +1,124 @@
+"""The part all solvers share: history, gap checks, limits, progress, callbacks, Ctrl-C and checkpoints.
+
+A solver iterates over the monitor and shows it each point; the monitor decides when to stop and keeps the best.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator
+from typing import final
+
+from torch import Tensor
+
+from convexformer.architecture import Weights
+from convexformer.certificates import certificate, dual_point
+from convexformer.problem import Fit, Problem
+from convexformer.solution import Record, Status
+from convexformer.solvers.checkpoint import Checkpoint
+from convexformer.solvers.progress import GapBar
+
+Callback = Callable[[Record, Weights], object]
+
+CHECK_EVERY = 10
+STALL_CHECKS = 60
+
+
+@final
+class Monitor:
+    """Watches one solve.
+
+    The gap is checked at the start, every ``CHECK_EVERY`` iterations and at the limits. In float32 a point that seems
+    to meet the tolerance must meet it in float64 too before the solve may end.
+    """
+
+    def __init__(
+        self,
+        problem: Problem,
+        tolerance: float,
+        max_iter: int,
+        max_time: float | None,
+        callback: Callback | None,
+        bar: GapBar | None,
+        checkpoint: Checkpoint | None,
+    ) -> None:
+        self.problem = problem
+        self.tolerance = tolerance
+        self.max_iter = max_iter
+        self.max_time = math.inf if max_time is None else max_time
+        self.callback = callback
+        self.bar = bar
+        self.checkpoint = checkpoint
+        self.history: list[Record] = []
+        self.iteration = 0
+        self.status = Status.MAX_ITER
+        self.started = time.perf_counter()
+        self._best: Weights | None = None
+        self._best_gap = math.inf
+        self._checks_without_gain = 0
+        self._done = False
+
+    @property
+    def best(self) -> Weights:
+        """The point with the smallest gap so far."""
+        assert self._best is not None, "a solver shows its start before it iterates"
+        return self._best
+
+    @property
+    def seconds(self) -> float:
+        """Seconds since the solve began."""
+        return time.perf_counter() - self.started
+
+    def __iter__(self) -> Iterator[int]:
+        while not self._done and self.iteration < self.max_iter:
+            self.iteration += 1
+            yield self.iteration
+
+    def see(self, Z: Tensor, fit: Fit) -> None:
+        """Look at the point ``Z``, whose loss is ``fit``; check its gap when it is time to."""
+        late = self.seconds >= self.max_time
+        if late or self.iteration % CHECK_EVERY == 0 or self.iteration == self.max_iter:
+            self._check(Z, fit)
+            if late and not self._done:
+                self._stop(Status.MAX_TIME)
+
+    def _check(self, Z: Tensor, fit: Fit) -> None:
+        problem = self.problem
+        point = dual_point(problem, fit)
+        primal = fit.value + problem.beta * float(problem.penalty.value(Z))
+        gap = (primal - point.value) if point.polar.kind.certifies else math.inf
+        relative = gap / max(abs(primal), 1e-300)
+        weights = Weights(Z, fit.intercept)
+        record = Record(self.iteration, self.seconds, primal, point.value, relative)
+        self.history.append(record)
+        self._keep(weights, relative)
+        if self.bar is not None:
+            self.bar.show(record)
+        if relative <= self.tolerance and self._confirmed(weights):
+            self._stop(Status.CONVERGED)
+        elif self._checks_without_gain >= STALL_CHECKS:
+            self._stop(Status.STALLED)
+        if self.callback is not None and self.callback(record, weights) is True and not self._done:
+            self._stop(Status.INTERRUPTED)
+        if self.checkpoint is not None:
+            self.checkpoint.keep(self.best, self.iteration)
+
+    def _keep(self, weights: Weights, relative: float) -> None:
+        self._checks_without_gain += 1
+        if relative < 0.99 * self._best_gap or self._best is None:
+            self._checks_without_gain = 0
+        if relative < self._best_gap or self._best is None:
+            self._best, self._best_gap = weights, relative
+
+    def _confirmed(self, weights: Weights) -> bool:
+        """A float32 gap is a hint; the float64 certificate decides."""
+        if self.problem.reference() is self.problem:
+            return True
+        confirmed = certificate(self.problem, weights).meets(self.tolerance)
+        if not confirmed:
+            self._checks_without_gain += STALL_CHECKS // 6  # the hint is at its limit: do not ask for ever
+        return confirmed
+
+    def _stop(self, status: Status) -> None:
+        self.status, self._done = status, True
