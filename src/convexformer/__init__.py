@@ -4,7 +4,11 @@ __version__ = "0.1.0"
 
 from convexformer import data, gauges, heads, losses, networks, operators
 from convexformer.certificates import Certificate, certify
+from convexformer.crossvalidation import TokenClassifierCV
+from convexformer.estimators import TokenClassifier, TokenRegressor
+from convexformer.io import ModelFileError, load, save
 from convexformer.networks import lift
+from convexformer.path import Path, path
 from convexformer.problem import Problem
 from convexformer.registry import ZeroSolutionWarning
 from convexformer.solution import Solution, Status
@@ -12,17 +16,25 @@ from convexformer.solvers import solve
 
 __all__ = [
     "Certificate",
+    "ModelFileError",
+    "Path",
     "Problem",
     "Solution",
     "Status",
+    "TokenClassifier",
+    "TokenClassifierCV",
+    "TokenRegressor",
     "ZeroSolutionWarning",
     "certify",
     "data",
     "gauges",
     "heads",
     "lift",
+    "load",
     "losses",
     "networks",
     "operators",
+    "path",
+    "save",
     "solve",
 ]

@@ -125,10 +125,6 @@ def _certify_network(network: nn.Module, problem: Problem) -> Certificate:
     problem = problem.reference()
     # the lift checks that this network belongs to the problem; outputs then agree by construction
     weights = problem.head.lift(network, problem.layout).to(device=problem.Y.device, dtype=torch.float64)
-    if weights.intercept is not None and not problem.intercept and bool((weights.intercept != 0).any()):
-        raise ValueError(
-            "the network has a bias but the problem has intercept=False; build the problem with intercept=True."
-        )
     assert isinstance(network, Network)  # lift() has refused anything else
     penalty = float(network.decay().detach())
     outputs = problem.operator.apply(weights.Z)
@@ -137,6 +133,11 @@ def _certify_network(network: nn.Module, problem: Problem) -> Certificate:
 
 def _certificate(problem: Problem, outputs: Tensor, b: Tensor | None, penalty: float, Z: Tensor) -> Certificate:
     """Assemble the certificate from outputs without intercept, the intercept, and the value of the penalty."""
+    if b is not None and not problem.intercept and bool((b != 0).any()):
+        raise ValueError(
+            "the weights have an intercept (the network a bias) but the problem has intercept=False; build the problem "
+            "with intercept=True."
+        )
     own = outputs if b is None else outputs + b
     data = float((problem.w * problem.loss.value(own, problem.Y)).sum())
     primal = data + problem.beta * penalty
@@ -155,8 +156,11 @@ def _rounding(problem: Problem, fit: Fit, point: DualPoint, primal: float) -> fl
     terms = float((problem.w * problem.loss.conjugate(point.scale * fit.U, problem.Y)).abs().sum())
     slack = 64 * eps * (abs(primal) + terms)
     if fit.intercept is not None:
-        # what is left of sum_i v_i = 0 costs at most its product with the best intercept
-        slack += abs(point.scale) * float((fit.V.sum(0).abs() * (1 + fit.intercept.abs())).sum())
+        left = fit.V.sum(0).abs()
+        if float(left.max()) > 1e-6 * float(fit.V.abs().sum()) + 1e-12 * float(problem.w.sum()):
+            return math.inf  # the best intercept was not found, so V is not dual feasible and proves nothing
+        # what is left of sum_i v_i = 0 costs its product with the best intercept
+        slack += abs(point.scale) * float((left * (1 + fit.intercept.abs())).sum())
     return slack
 
 

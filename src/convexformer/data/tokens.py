@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, reduce
 from typing import Any, final
 
 import numpy as np
@@ -109,6 +109,22 @@ class TokenDataset:
         mask = None if self.mask is None else self.mask.to(device=device)
         return TokenDataset(self.X.to(device=device, dtype=dtype), mask)
 
+    def moments(self, w: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """``(d,), (d,)`` mean and standard deviation over the real tokens, each sample weighted by ``w: (N,)``."""
+        weight = self.X.new_ones(self.n_samples) if w is None else w.to(self.X)
+        total = (weight * self.lengths).sum()
+        mean = torch.einsum("n,nsd->d", weight, self.X) / total
+        real = 1.0 if self.mask is None else self.mask.to(self.X.dtype)[..., None]
+        variance = torch.einsum("n,nsd->d", weight, ((self.X - mean) * real).square()) / total
+        scale = variance.sqrt()
+        constant = scale <= 10 * torch.finfo(self.X.dtype).eps * mean.abs()
+        return mean, torch.where(constant, torch.ones_like(scale), scale)
+
+    def standardized(self, mean: Tensor, scale: Tensor) -> TokenDataset:
+        """Return ``(X - mean) / scale``; masked tokens stay zero."""
+        X = (self.X - mean) / scale
+        return TokenDataset(X if self.mask is None else X * self.mask[..., None], self.mask)
+
     def select(self, rows: Tensor | np.ndarray) -> TokenDataset:
         """Return the samples ``rows``."""
         index = torch.as_tensor(rows, device=self.X.device)
@@ -209,7 +225,8 @@ def _ragged(X: Sequence[Any]) -> tuple[Tensor, Tensor] | None:
         if row.shape[0] == 0:
             raise ValueError(f"X[{i}] has no tokens, shape {tuple(row.shape)}; drop that sample or give it one token.")
     longest = max(row.shape[0] for row in rows)
-    out = torch.zeros((len(rows), longest, rows[0].shape[1]), dtype=torch.result_type(rows[0], rows[-1]))
+    dtype = reduce(torch.promote_types, (row.dtype for row in rows))
+    out = torch.zeros((len(rows), longest, rows[0].shape[1]), dtype=dtype)
     mask = torch.zeros((len(rows), longest), dtype=torch.bool)
     for i, row in enumerate(rows):
         out[i, : row.shape[0]] = row

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import final
 
@@ -26,8 +25,11 @@ class Ridge(Penalty):
         return Z / (1 + step)
 
     def scale_limit(self, M: Tensor, beta: float) -> tuple[float, Polar]:
-        """No point needs scaling down; the gradient itself is the best dual point near the optimum."""
-        return math.inf, Polar(0.0)
+        """One: the conjugate is finite everywhere, but at the optimum the gradient itself is the dual point.
+
+        A loss that chooses its own scale knows nothing of ``||M||^2 / (2 beta)``, and would choose one too long.
+        """
+        return 1.0, Polar(0.0)
 
     def conjugate(self, M: Tensor, beta: float) -> float:
         """``||M||^2 / (2 beta)``."""

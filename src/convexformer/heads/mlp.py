@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numbers
 from dataclasses import dataclass
 from typing import Any, final
 
@@ -102,8 +103,8 @@ class MLP(Head):
         """``(g, d)``, or None for a linear head."""
         if self.activation == "linear":
             return None
-        if isinstance(self.gates, int):
-            return draw((self.gates, layout.width), self.seed)
+        if isinstance(self.gates, numbers.Integral):
+            return draw((int(self.gates), layout.width), self.seed)
         return read_gate(self.gates, layout.width, "gates")
 
 

@@ -56,7 +56,7 @@ class CrossEntropy(Loss):
     def conjugate(self, U: Tensor, Y: Tensor) -> Tensor:
         """Return the negative entropy of ``q = u + p``."""
         Q = U + Y
-        tolerance = 1e-9
+        tolerance = 1e-9 if U.dtype == torch.float64 else 1e-5
         inside = (-tolerance <= Q).all(1) & ((Q.sum(1) - 1).abs() <= tolerance)
         Q = Q.clamp_min(0)
         return torch.where(inside, torch.xlogy(Q, Q).sum(1), math.inf)
@@ -72,39 +72,56 @@ class CrossEntropy(Loss):
             )
 
     def best_intercept(self, F: Tensor, Y: Tensor, w: Tensor, start: Tensor) -> Tensor:
-        """Damped Newton in ``c`` variables; the direction of a constant shift is left out."""
-        W, total = w[:, None], w.sum()
-        c = F.shape[1]
-        shift = torch.full((c, c), float(total) / c**2, dtype=F.dtype, device=F.device)
-        wanted = (W * Y).sum(0)
-        eps = torch.finfo(F.dtype).eps
+        """Damped Newton in ``c`` variables; where outputs are saturated, along temperatures that fall to one.
 
-        def look(b: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-            Q = (F + b).softmax(1)
-            G = (W * Q).sum(0) - wanted
-            return Q, G, (w * torch.logsumexp(F + b, 1)).sum() - (wanted * b).sum()
+        Far-apart outputs make the objective nearly piecewise linear and Newton's steps useless; divided by a temperature
+        it is smooth, and each solution starts the next (the epsilon-scaling of optimal transport).
+        """
+        wanted = (w[:, None] * Y).sum(0)
+        b, found = _newton(F, w, wanted, start)
+        if found:
+            return b
+        spread = float((F.amax(1) - F.amin(1)).max())
+        b = torch.zeros_like(start)
+        for stage in range(max(1, math.ceil(math.log2(max(spread, 2.0)))), -1, -1):
+            temperature = 2.0**stage
+            b = temperature * _newton(F / temperature, w, wanted, b / temperature)[0]
+        return b
 
-        b = start - start.mean()
-        Q, G, f = look(b)
-        for _ in range(60):
-            size = float(G.abs().max())
-            if size <= 4 * eps * float(total):
+
+def _newton(F: Tensor, w: Tensor, wanted: Tensor, start: Tensor) -> tuple[Tensor, bool]:
+    """Minimise ``sum_i w_i log sum exp(f_i + b) - <wanted, b>`` over ``b`` of mean zero; tell whether it was found."""
+    W, total, c = w[:, None], float(w.sum()), F.shape[1]
+    eye = torch.eye(c, dtype=F.dtype, device=F.device)
+    shift = torch.full_like(eye, total / c**2)  # the direction of a constant shift is left out
+    eps = torch.finfo(F.dtype).eps
+
+    def look(b: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        Q = (F + b).softmax(1)
+        G = (W * Q).sum(0) - wanted
+        return Q, G, (w * torch.logsumexp(F + b, 1)).sum() - (wanted * b).sum()
+
+    b = start - start.mean()
+    Q, G, f = look(b)
+    for _ in range(60):
+        size = float(G.abs().max())
+        if size <= 4 * eps * total:
+            break
+        H = torch.diag((W * Q).sum(0)) - Q.T @ (W * Q)
+        step = -torch.linalg.solve(H + shift + eps * total * eye, G)
+        step = step * min(1.0, 20.0 / float(step.abs().max()))
+        slope, t = float(G @ step), 1.0
+        for _ in range(30):
+            Q_new, G_new, f_new = look(b + t * step)
+            # near the minimum the value no longer tells: there the gradient decides
+            descends = float(f_new) <= float(f) + 1e-4 * t * slope
+            if descends or float(G_new.abs().max()) < 0.5 * size:
                 break
-            H = torch.diag((W * Q).sum(0)) - Q.T @ (W * Q)
-            jitter = eps * float(H.diagonal().max())
-            step = -torch.linalg.solve(H + shift + jitter * torch.eye(c, dtype=F.dtype, device=F.device), G)
-            slope, t = float(G @ step), 1.0
-            for _ in range(40):
-                Q_new, G_new, f_new = look(b + t * step)
-                # near the minimum the value no longer tells: there the gradient decides
-                descends = float(f_new) <= float(f) + 1e-4 * t * slope
-                if descends or float(G_new.abs().max()) < 0.5 * size:
-                    break
-                t /= 2
-            else:
-                break
-            b, Q, G, f = b + t * step, Q_new, G_new, f_new
-        return b - b.mean()
+            t /= 2
+        else:
+            break
+        b, Q, G, f = b + t * step, Q_new, G_new, f_new
+    return b - b.mean(), float(G.abs().max()) <= max(1e-10, 64 * eps) * total
 
 
 def _one_hot(labels: Tensor) -> Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import final
 
+import torch
 from torch import Tensor
 
 from convexformer.losses.base import LOSSES, QuadraticConjugateLoss, real_targets
@@ -49,7 +50,7 @@ class Huber(QuadraticConjugateLoss):
 
     def domain(self, U: Tensor, Y: Tensor) -> Tensor:
         """``|u| <= delta``."""
-        return U.abs() <= self.delta * (1 + 1e-12)
+        return U.abs() <= self.delta * (1 + max(1e-12, 8 * torch.finfo(U.dtype).eps))
 
     def scale_range(self, U: Tensor) -> tuple[float, float]:
         """Any scale that keeps the largest entry within ``delta``."""

@@ -7,7 +7,6 @@ from typing import final
 
 import torch
 from torch import Tensor
-from torch.nn.functional import softplus
 
 from convexformer.losses.base import LOSSES, SeparableLoss, signs
 
@@ -26,9 +25,18 @@ class Logistic(SeparableLoss):
         """Labels -1 and +1, one output."""
         return signs(Y, self.name)
 
+    def check_intercept(self, Y: Tensor, w: Tensor) -> None:
+        """Both classes need some weight, or the intercept goes to infinity."""
+        for label in (-1.0, 1.0):
+            if not bool((w * (Y[:, 0] == label)).any()):
+                raise ValueError(
+                    f"class {label:+.0f} has no sample of positive weight, so the best intercept is infinite. "
+                    "Give both classes some weight or use intercept=False."
+                )
+
     def value(self, F: Tensor, Y: Tensor) -> Tensor:
         """``log(1 + exp(-y f))``, without overflow."""
-        return softplus(-Y * F, threshold=1e9).sum(1)
+        return torch.logaddexp(-Y * F, torch.zeros_like(F)).sum(1)
 
     def gradient(self, F: Tensor, Y: Tensor) -> Tensor:
         """``-y sigmoid(-y f)``."""

@@ -4,11 +4,13 @@ from convexformer.architecture import Network, Weights
 from convexformer.networks.attention import AttentionNetwork
 from convexformer.networks.mlp import LinearNetwork, MLPNetwork
 from convexformer.networks.simplex import train_in_simplex
+from convexformer.networks.standardized import StandardizedNetwork
 
 NETWORKS: dict[str, type[Network]] = {
     "AttentionNetwork": AttentionNetwork,
     "LinearNetwork": LinearNetwork,
     "MLPNetwork": MLPNetwork,
+    "StandardizedNetwork": StandardizedNetwork,
 }
 
 
@@ -25,6 +27,7 @@ __all__ = [
     "LinearNetwork",
     "MLPNetwork",
     "Network",
+    "StandardizedNetwork",
     "lift",
     "train_in_simplex",
 ]

@@ -52,13 +52,19 @@ class AttentionNetwork(TokenNetwork):
     def forward(self, X: Tensor, mask: Tensor | None = None) -> Tensor:
         """Return outputs ``(N, c)``, or ``(N,)`` where the targets were."""
         tokens = self.tokens(X, mask, length=self.w1.shape[1])
-        scores = ((tokens.X @ self.w2.T) * self.w1.T).sum(1)  # (N, h)
+        scores = self._scores(tokens.X)
         if self.u1 is not None and self.u2 is not None:
             scores = scores * sample_gates(tokens.X, self.u1, self.u2)[:, self.gate_index]
         outputs = scores @ self.w3
         if self.bias is not None:
             outputs = outputs + self.bias
         return outputs.squeeze(-1) if self.squeeze else outputs
+
+    def _scores(self, X: Tensor) -> Tensor:
+        """``(N, h)`` the values ``w1_j^T X_i w2_j``, in the order that needs less memory."""
+        if X.shape[0] < self.w2.shape[1]:
+            return ((X @ self.w2.T) * self.w1.T).sum(1)
+        return X.flatten(1) @ torch.einsum("hs,hd->sdh", self.w1, self.w2).flatten(0, 1)
 
     def decay(self) -> Tensor:
         """Return the weight decay of the paper's nonconvex problem."""

@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 from typing import final
 
+import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
@@ -80,7 +81,11 @@ def fingerprint(problem: Problem) -> str:
 
 
 def _plain(value: object) -> object:
-    """Tensors become the hash of their bytes."""
+    """Tensors and arrays become the hash of their bytes, NumPy's numbers ordinary ones."""
+    if isinstance(value, np.ndarray):
+        value = torch.from_numpy(np.ascontiguousarray(value))
+    if isinstance(value, np.generic):
+        return value.item()
     if isinstance(value, torch.Tensor):
         return hashlib.sha256(value.detach().cpu().contiguous().numpy().tobytes()).hexdigest()
     if isinstance(value, (tuple, list)):

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from convexformer.architecture import Weights
 from convexformer.certificates import certificate
+from convexformer.data.tokens import check_finite
 from convexformer.problem import Problem
 from convexformer.registry import ZeroSolutionWarning, one_of
 from convexformer.solution import Solution, Status
@@ -116,6 +117,7 @@ def _start(problem: Problem, warm_start: Any) -> Weights:
             f"warm_start has weights of shape {tuple(warm_start.Z.shape)}; this problem expects {tuple(expected)}."
         )
     moved = warm_start.to(device=like.device, dtype=like.dtype)
+    check_finite(moved.Z, "warm_start")
     return moved if problem.intercept else Weights(moved.Z)
 
 

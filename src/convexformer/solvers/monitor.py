@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import final
 
+import torch
 from torch import Tensor
 
 from convexformer.architecture import Weights
@@ -56,6 +57,7 @@ class Monitor:
         self.started = time.perf_counter()
         self._best: Weights | None = None
         self._best_gap = math.inf
+        self._best_primal = math.inf
         self._checks_without_gain = 0
         self._done = False
 
@@ -92,7 +94,7 @@ class Monitor:
         weights = Weights(Z, fit.intercept)
         record = Record(self.iteration, self.seconds, primal, point.value, relative)
         self.history.append(record)
-        self._keep(weights, relative)
+        self._keep(weights, primal, relative)
         if self.bar is not None:
             self.bar.show(record)
         if relative <= self.tolerance and self._confirmed(weights):
@@ -104,11 +106,16 @@ class Monitor:
         if self.checkpoint is not None:
             self.checkpoint.keep(self.best, self.iteration)
 
-    def _keep(self, weights: Weights, relative: float) -> None:
+    def _keep(self, weights: Weights, primal: float, relative: float) -> None:
+        """Remember the best point; a check is a gain when the gap or the objective still falls."""
         self._checks_without_gain += 1
-        if relative < 0.99 * self._best_gap or self._best is None:
+        noise = 16 * torch.finfo(weights.Z.dtype).eps * abs(primal)
+        if relative < 0.99 * self._best_gap or primal < self._best_primal - noise:
             self._checks_without_gain = 0
-        if relative < self._best_gap or self._best is None:
+        self._best_primal = min(self._best_primal, primal)
+        # without a polar that certifies every gap is infinite; the objective then decides
+        blind = math.isinf(relative) and math.isinf(self._best_gap) and primal <= self._best_primal
+        if relative < self._best_gap or blind or self._best is None:
             self._best, self._best_gap = weights, relative
 
     def _confirmed(self, weights: Weights) -> bool:

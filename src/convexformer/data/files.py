@@ -1,0 +1,42 @@
+"""Arrays from files: npz, npy and safetensors. Nothing here can execute code."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+from safetensors import SafetensorError
+from safetensors.numpy import load_file
+
+SUFFIXES = (".npz", ".npy", ".safetensors")
+
+
+def read_arrays(path: str | os.PathLike[str]) -> dict[str, np.ndarray]:
+    """Return the arrays of a file by name; an npy file has one, named like the file."""
+    file = Path(path)
+    if not file.exists():
+        raise ValueError(f"{file} does not exist.")
+    if file.suffix not in SUFFIXES:
+        raise ValueError(f"{file} has the suffix {file.suffix!r}; expected one of {', '.join(SUFFIXES)}.")
+    try:
+        if file.suffix == ".safetensors":
+            return load_file(file)
+        loaded = np.load(file, allow_pickle=False)
+        if isinstance(loaded, np.ndarray):
+            return {file.stem: loaded}
+        with loaded:
+            return {name: loaded[name] for name in loaded.files}
+    except (SafetensorError, ValueError, OSError, EOFError, KeyError) as error:
+        raise ValueError(
+            f"{file} cannot be read as {file.suffix}: {error}. It may be truncated, of another format, or hold objects."
+        ) from error
+
+
+def pick_array(arrays: dict[str, np.ndarray], name: str, role: str, source: object) -> np.ndarray:
+    """Return the array called ``name``; a file with a single array needs no name."""
+    if name in arrays:
+        return arrays[name]
+    if len(arrays) == 1:
+        return next(iter(arrays.values()))
+    raise ValueError(f"{source} has no array {name!r} for the {role}; it holds {', '.join(sorted(arrays))}.")

@@ -1,0 +1,383 @@
+"""scikit-learn estimators on tokens: thin, deterministic, certified."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
+from sklearn.utils import compute_sample_weight
+from sklearn.utils.metaestimators import available_if
+from sklearn.utils.multiclass import check_classification_targets
+from sklearn.utils.validation import _check_sample_weight, check_is_fitted, column_or_1d, validate_data
+from torch import Tensor
+
+from convexformer.architecture import HEADS, Head, Network
+from convexformer.certificates import Certificate, certify
+from convexformer.data import TokenDataset
+from convexformer.data.tokens import as_tensor, pick_device
+from convexformer.networks import StandardizedNetwork
+from convexformer.problem import Problem
+from convexformer.registry import one_of, unknown
+from convexformer.solution import Solution
+from convexformer.solvers import solve
+
+__all__ = ["TokenClassifier", "TokenRegressor"]
+
+
+class TokenEstimator(BaseEstimator):
+    """What the estimators share: reading tokens, standardising, solving, certifying.
+
+    ``X`` is ``(N, s, d)``, or ``(N, p)`` taken as one token of size ``p`` (``token_shape=(s, d)`` reshapes it), or a list
+    of ragged ``(s_i, d)`` arrays. ``beta`` is absolute and, when given, overrides ``beta_ratio``, a fraction of
+    ``beta_max``. ``standardize`` centres and scales each channel over the real training tokens.
+    """
+
+    def __init__(
+        self,
+        head: str | Head = "attention",
+        activation: str = "linear",
+        beta: float | None = None,
+        beta_ratio: float | None = 0.1,
+        tolerance: float = 1e-3,
+        fit_intercept: bool = True,
+        standardize: bool = True,
+        gates: Any = 16,
+        decay: str = "l1",
+        class_weight: dict[Any, float] | str | None = None,
+        device: str | torch.device = "auto",
+        random_state: int = 0,
+        verbose: int = 0,
+        *,
+        loss: str = "auto",
+        token_shape: tuple[int, int] | None = None,
+        max_iter: int | None = None,
+        max_time: float | None = None,
+        warm_start: bool = False,
+    ) -> None:
+        self.head = head
+        self.activation = activation
+        self.beta = beta
+        self.beta_ratio = beta_ratio
+        self.tolerance = tolerance
+        self.fit_intercept = fit_intercept
+        self.standardize = standardize
+        self.gates = gates
+        self.decay = decay
+        self.class_weight = class_weight
+        self.device = device
+        self.random_state = random_state
+        self.verbose = verbose
+        self.loss = loss
+        self.token_shape = token_shape
+        self.max_iter = max_iter
+        self.max_time = max_time
+        self.warm_start = warm_start
+
+    mean_: Tensor | None
+    scale_: Tensor | None
+    solution_: Solution
+
+    # ------------------------------------------------------------------ fitted attributes
+
+    @property
+    def network_(self) -> Network:
+        """The ordinary network on raw tokens, standardisation included."""
+        check_is_fitted(self, "solution_")
+        network = self.solution_.network()
+        if self.mean_ is None or self.scale_ is None:
+            return network
+        return StandardizedNetwork(network, self.mean_, self.scale_)
+
+    @property
+    def token_importance_(self) -> np.ndarray:
+        """``(s,)`` the norm of each token position's weights; only for heads that tell positions apart."""
+        check_is_fitted(self, "solution_")
+        norms = self.solution_.token_norms()
+        if norms is None:
+            raise AttributeError(f"the {self.solution_.head.name} head treats all token positions alike.")
+        return norms.cpu().numpy()
+
+    # ------------------------------------------------------------------ the chain
+
+    def _fit_tokens(self, tokens: TokenDataset, y: np.ndarray, w: np.ndarray | None) -> None:
+        """Standardise, build the problem, solve it, and keep what was learnt."""
+        previous = getattr(self, "solution_", None) if self.warm_start else None
+        self._learn_scale(tokens, w)
+        problem = self._problem(tokens, y, w)
+        if previous is not None and tuple(previous.weights.Z.shape) != tuple(problem.operator.weight_shape):
+            previous = None
+        self._keep(problem, solve(problem, warm_start=previous, **self._solver_options()))
+
+    def _learn_scale(self, tokens: TokenDataset, w: np.ndarray | None) -> None:
+        """Learn the standardisation from these tokens alone."""
+        self.mean_ = self.scale_ = None
+        if self.standardize:
+            self.mean_, self.scale_ = tokens.moments(None if w is None else torch.from_numpy(w))
+
+    def _standardized(self, tokens: TokenDataset) -> TokenDataset:
+        if self.mean_ is None or self.scale_ is None:
+            return tokens
+        return tokens.standardized(self.mean_, self.scale_)
+
+    def _problem(
+        self,
+        tokens: TokenDataset,
+        y: np.ndarray,
+        w: np.ndarray | None,
+        beta: float | None = None,
+        beta_ratio: float | None = None,
+    ) -> Problem:
+        """Build the problem on standardised tokens; ``beta`` or ``beta_ratio`` here overrides the estimator's own."""
+        if beta is None and beta_ratio is None:
+            beta, beta_ratio = self.beta, None if self.beta is not None else self.beta_ratio
+        tokens = self._standardized(tokens)
+        return Problem(
+            self._build_head(),
+            tokens,
+            y,
+            loss=self._loss_name(y),
+            sample_weight=w,
+            intercept=self.fit_intercept,
+            dtype=tokens.X.dtype,
+            beta=beta,
+            beta_ratio=beta_ratio,
+        )
+
+    def _keep(self, problem: Problem, solution: Solution) -> None:
+        self.solution_ = solution
+        self.beta_, self.beta_max_ = problem.beta, problem.beta_max
+        self.certificate_ = solution.certificate
+        self.n_iter_ = solution.n_iter
+
+    def _outputs(self, X: Any, mask: Any) -> np.ndarray:
+        check_is_fitted(self, "solution_")
+        tokens = self._read_tokens(X, mask, reset=False)
+        return self.solution_.predict(self._standardized(tokens)).cpu().numpy()
+
+    def _certify(self, X: Any, y: np.ndarray, w: np.ndarray | None, mask: Any) -> Certificate:
+        check_is_fitted(self, "solution_")
+        tokens = self._read_tokens(X, mask, reset=False)
+        return certify(self.solution_, self._problem(tokens, y, w, beta=self.beta_))
+
+    def _build_head(self) -> Head:
+        """Build the head named, with the estimator's options that it takes; an object is used as it is."""
+        if isinstance(self.head, Head):
+            return self.head
+        if not isinstance(self.head, str) or self.head not in HEADS:
+            raise ValueError(unknown("head", self.head, HEADS))
+        factory = HEADS[self.head]
+        known = factory().config()
+        wanted = {"activation": self.activation, "decay": self.decay, "gates": self.gates, "seed": self.random_state}
+        return factory(**{key: value for key, value in wanted.items() if key in known})
+
+    def _loss_name(self, y: np.ndarray) -> str:
+        return self.loss
+
+    def _solver_options(self) -> dict[str, Any]:
+        return {
+            "tolerance": self.tolerance,
+            "max_iter": self.max_iter,
+            "max_time": self.max_time,
+            "progress": bool(self.verbose),
+        }
+
+    # ------------------------------------------------------------------ reading
+
+    def _read_tokens(self, X: Any, mask: Any, *, reset: bool) -> TokenDataset:
+        """Read tokens; 2-D input goes through scikit-learn's own validation."""
+        if not _is_tokens(X):
+            if isinstance(X, Tensor):
+                X = X.detach().cpu().numpy()
+            X = validate_data(self, X, reset=reset, dtype=[np.float64, np.float32], ensure_min_samples=1)
+        device = pick_device(self.device) if reset else self.solution_.weights.Z.device
+        length = None
+        if not reset and self.solution_.head.positional:
+            length = self.solution_.layout.n_tokens
+        tokens = TokenDataset.of(X, mask, device=device, token_shape=self.token_shape, length=length)
+        if reset:
+            self.token_shape_ = (tokens.n_tokens, tokens.width)
+            if _is_tokens(X):
+                self.n_features_in_ = tokens.width
+        elif tokens.width != self.token_shape_[1]:
+            raise ValueError(
+                f"X has tokens of size d={tokens.width}, but {type(self).__name__} was fitted with "
+                f"d={self.token_shape_[1]}. Use the same embedding as for training."
+            )
+        return tokens
+
+    def _read_weight(self, sample_weight: Any, n: int) -> np.ndarray | None:
+        if sample_weight is None:
+            return None
+        return _check_sample_weight(sample_weight, np.empty((n, 1)), dtype=np.float64, ensure_non_negative=True)
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.three_d_array = True
+        return tags
+
+
+def _has_probabilities(estimator: TokenClassifier) -> bool:
+    return estimator.loss != "squared_hinge"
+
+
+class TokenClassifier(ClassifierMixin, TokenEstimator):
+    """A classifier on tokens, trained to a certified global optimum.
+
+    Two classes use the logistic loss (one output), more use softmax cross-entropy; ``loss="squared_hinge"`` is there for
+    two classes as well. After ``fit``: ``classes_``, ``beta_``, ``beta_max_``, ``certificate_``, ``solution_``,
+    ``network_``, ``n_iter_``, ``token_importance_``.
+
+    Examples
+    --------
+    >>> import convexformer as cf
+    >>> X, y = cf.data.digits(patch=2)
+    >>> probe = cf.TokenClassifier(beta_ratio=0.05).fit(X[:1200], y[:1200])
+    >>> probe.certificate_.relative_gap <= 1e-3
+    True
+    >>> bool(probe.score(X[1200:], y[1200:]) > 0.9)
+    True
+    """
+
+    def fit(self, X: Any, y: Any, sample_weight: Any = None, mask: Any = None) -> TokenClassifier:
+        """Fit the head to tokens ``X`` and labels ``y: (N,)``."""
+        tokens, codes, w = self._read_training(X, y, sample_weight, mask)
+        self._fit_tokens(tokens, codes, w)
+        return self
+
+    def decision_function(self, X: Any, mask: Any = None) -> np.ndarray:
+        """Return the score of class 1, ``(N,)``, for two classes; logits ``(N, c)`` for more."""
+        return self._outputs(X, mask)
+
+    def predict(self, X: Any, mask: Any = None) -> np.ndarray:
+        """Return the most likely class of each sample."""
+        scores = self.decision_function(X, mask)
+        index = (scores > 0).astype(int) if scores.ndim == 1 else scores.argmax(1)
+        return self.classes_[index]
+
+    @available_if(_has_probabilities)
+    def predict_proba(self, X: Any, mask: Any = None) -> np.ndarray:
+        """``(N, c)`` class probabilities."""
+        return np.exp(self.predict_log_proba(X, mask))
+
+    @available_if(_has_probabilities)
+    def predict_log_proba(self, X: Any, mask: Any = None) -> np.ndarray:
+        """``(N, c)`` logarithms of the class probabilities."""
+        scores = torch.from_numpy(self.decision_function(X, mask))
+        if scores.ndim == 1:
+            scores = torch.stack([torch.zeros_like(scores), scores], 1)
+        return scores.log_softmax(1).numpy()
+
+    def certify(self, X: Any, y: Any, sample_weight: Any = None, mask: Any = None) -> Certificate:
+        """Recompute the certificate from the fitted weights and the training data alone."""
+        check_is_fitted(self, "solution_")
+        w = self._read_weight(sample_weight, len(y))
+        codes, w = self._encode(read_labels(y), w)
+        return self._certify(X, codes, w, mask)
+
+    def _read_training(
+        self, X: Any, y: Any, sample_weight: Any, mask: Any
+    ) -> tuple[TokenDataset, np.ndarray, np.ndarray | None]:
+        """Validate tokens, labels and weights; learn the classes."""
+        if y is None:
+            raise ValueError(f"{type(self).__name__} requires y to be passed, but the target y is None.")
+        one_of("loss", self.loss, ("auto", "cross_entropy", "logistic", "squared_hinge"))
+        tokens = self._read_tokens(X, mask, reset=True)
+        labels = read_labels(y)
+        if len(labels) != tokens.n_samples:
+            raise ValueError(f"X has {tokens.n_samples} samples and y has {len(labels)}; they must match.")
+        self.classes_ = np.unique(labels)
+        if len(self.classes_) < 2:
+            raise ValueError(
+                f"y holds one class only ({self.classes_[0]!r}); a classifier needs at least two. Check the labels."
+            )
+        return tokens, *self._encode(labels, self._read_weight(sample_weight, tokens.n_samples))
+
+    def _encode(self, labels: np.ndarray, w: np.ndarray | None) -> tuple[np.ndarray, np.ndarray | None]:
+        """Return labels as the loss wants them, and weights with the class weights in."""
+        if not np.isin(labels, self.classes_).all():
+            raise ValueError("y holds labels that were not there when the estimator was fitted.")
+        codes = np.searchsorted(self.classes_, labels)
+        if self.class_weight is not None:
+            by_class = compute_sample_weight(self.class_weight, labels)
+            w = by_class if w is None else w * by_class
+        if w is not None and self.fit_intercept:
+            seen = np.bincount(codes, weights=w, minlength=len(self.classes_)) > 0
+            if not seen.all():
+                raise ValueError(
+                    f"class {self.classes_[~seen][0]!r} has no sample of positive weight; "
+                    "drop its samples or give them weight."
+                )
+        return (codes if self._loss_name(codes) == "cross_entropy" else 2 * codes - 1), w
+
+    def _loss_name(self, y: np.ndarray) -> str:
+        binary = len(self.classes_) == 2
+        if self.loss == "auto":
+            return "logistic" if binary else "cross_entropy"
+        if self.loss in ("logistic", "squared_hinge") and not binary:
+            raise ValueError(
+                f"loss={self.loss!r} is for two classes and y holds {len(self.classes_)}; use loss='cross_entropy'."
+            )
+        return self.loss
+
+
+class TokenRegressor(RegressorMixin, TokenEstimator):
+    """A regressor on tokens, trained to a certified global optimum; ``loss`` is ``"squared"`` (auto) or ``"huber"``.
+
+    Targets are ``(N,)`` or ``(N, c)``; heads with token outputs take ``(N, s, c)`` too. ``class_weight`` has no meaning
+    here and must stay None.
+    """
+
+    def fit(self, X: Any, y: Any, sample_weight: Any = None, mask: Any = None) -> TokenRegressor:
+        """Fit the head to tokens ``X`` and real targets ``y``."""
+        if y is None:
+            raise ValueError(f"{type(self).__name__} requires y to be passed, but the target y is None.")
+        if self.class_weight is not None:
+            raise ValueError(
+                f"class_weight={self.class_weight!r} was given; a regressor has no classes. Use sample_weight."
+            )
+        one_of("loss", self.loss, ("auto", "squared", "huber"))
+        tokens = self._read_tokens(X, mask, reset=True)
+        self._fit_tokens(tokens, _real(y), self._read_weight(sample_weight, tokens.n_samples))
+        return self
+
+    def predict(self, X: Any, mask: Any = None) -> np.ndarray:
+        """Return predictions in the shape of the targets."""
+        return self._outputs(X, mask)
+
+    def certify(self, X: Any, y: Any, sample_weight: Any = None, mask: Any = None) -> Certificate:
+        """Recompute the certificate from the fitted weights and the training data alone."""
+        return self._certify(X, _real(y), self._read_weight(sample_weight, len(y)), mask)
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.target_tags.multi_output = True
+        tags.target_tags.single_output = True
+        return tags
+
+
+def _is_tokens(X: Any) -> bool:
+    """Tell whether ``X`` is token input proper: 3-D, ragged, or a dataset; the rest is scikit-learn's to validate."""
+    if isinstance(X, TokenDataset):
+        return True
+    if isinstance(X, (list, tuple)):
+        return len(X) > 0 and all(isinstance(x, (np.ndarray, Tensor)) and x.ndim == 2 for x in X)
+    return getattr(X, "ndim", 0) == 3
+
+
+def read_labels(y: Any) -> np.ndarray:
+    """Return class labels as a 1-D array, numbers or text."""
+    values = y.detach().cpu().numpy() if isinstance(y, Tensor) else y
+    check_classification_targets(values)
+    return column_or_1d(values, warn=True)
+
+
+def _real(y: Any) -> np.ndarray:
+    """Return real targets as float64; NaN and infinity are found later, by name."""
+    values = as_tensor(y, "y").cpu().to(torch.float64)
+    if not bool(torch.isfinite(values).all()):
+        raise ValueError("Input y contains NaN or infinity. Drop those samples or impute their targets.")
+    if values.ndim == 0:
+        raise ValueError("y is a single number; expected one target a sample.")
+    return values.numpy()

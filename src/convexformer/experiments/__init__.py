@@ -1,0 +1,1 @@
+"""Experiments: one a file; config in, numbers and figures out."""

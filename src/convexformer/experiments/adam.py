@@ -1,0 +1,39 @@
+"""The way it is done today: the ordinary network, trained by Adam from a random start."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from convexformer.architecture import Network
+from convexformer.networks import AttentionNetwork, train_in_simplex
+from convexformer.problem import Problem
+
+
+def train_adam(
+    problem: Problem, network: Network, steps: int = 1000, learning_rate: float = 0.02
+) -> tuple[Network, list[float]]:
+    """Full-batch Adam on ``loss + beta * decay()``; return the network and the objective at every step.
+
+    Attention weights are the softmax of free parameters, so every step is a point of the nonconvex problem.
+    """
+    if isinstance(network, AttentionNetwork):
+        network = train_in_simplex(network)
+    optimiser = torch.optim.Adam(network.parameters(), lr=learning_rate)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, steps)
+    objectives = []
+    for _ in range(steps):
+        optimiser.zero_grad()
+        objective = network_objective(problem, network)
+        objective.backward()
+        optimiser.step()
+        schedule.step()
+        objectives.append(float(objective.detach()))
+    return network, objectives
+
+
+def network_objective(problem: Problem, network: Network) -> Tensor:
+    """``sum_i w_i L(f(X_i), y_i) + beta * decay()``, differentiable."""
+    outputs = network(problem.tokens.X, problem.tokens.mask).reshape(problem.Y.shape)
+    data = (problem.w * problem.loss.value(outputs, problem.Y)).sum()
+    return data + problem.beta * network.decay()

@@ -1,0 +1,88 @@
+"""The figures of the demo."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path as FilePath
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from convexformer.data import digits
+from convexformer.path import Path
+from convexformer.solution import Solution
+
+
+def token_map(path: Path, best: int, file: FilePath) -> FilePath:
+    """Draw which patches of the 8x8 image carry weight: at a sparse beta and at the chosen one, beside the mean image."""
+    norms = path.token_norms.numpy()
+    active = (norms > 1e-6 * norms.max(1, keepdims=True).clip(1e-300)).sum(1)
+    sparse = int(np.argmax(active >= max(1, norms.shape[1] // 3)))
+    figure = Figure(figsize=(9.2, 3.3), layout="constrained")
+    axes = figure.subplots(1, 3)
+    X, _ = digits(patch=1, positions=False)
+    axes[0].imshow(X.mean(0).reshape(8, 8), cmap="gray_r")
+    axes[0].set_title("mean digit")
+    side = math.isqrt(norms.shape[1])
+    for axis, index in zip(axes[1:], (sparse, best), strict=True):
+        image = np.kron(norms[index].reshape(side, side), np.ones((8 // side, 8 // side)))
+        shown = axis.imshow(image, cmap="viridis", vmin=0)
+        axis.set_title(
+            f"beta = {path.betas[index] / path.beta_max:.3g} beta_max\n{active[index]} of {side * side} tokens"
+        )
+        figure.colorbar(shown, ax=axis, shrink=0.8, label="token norm")
+    for axis in axes:
+        axis.set_xticks([])
+        axis.set_yticks([])
+    figure.savefig(file, dpi=150)
+    return file
+
+
+def path_curves(stories: dict[str, tuple[Path, list[float]]], file: FilePath) -> FilePath:
+    """Draw test accuracy of every head, and the active share of tokens where heads tell them apart, along the path."""
+    figure = Figure(figsize=(9.2, 3.6), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    for name, (path, accuracies) in stories.items():
+        ratios = np.array(path.betas) / path.beta_max
+        (line,) = left.plot(ratios, accuracies, ".-", label=name, linewidth=1.2)
+        if path.solutions[0].token_norms() is not None:
+            norms = path.token_norms.numpy()
+            groups = (norms > 1e-6 * norms.max(1, keepdims=True).clip(1e-300)).sum(1)
+            right.plot(ratios, groups, ".-", color=line.get_color(), label=name, linewidth=1.2)
+    left.set_ylabel("test accuracy")
+    right.set_ylabel("active tokens of 16")
+    for axis in (left, right):
+        axis.set_xscale("log")
+        axis.invert_xaxis()
+        axis.set_xlabel("beta / beta_max")
+        axis.grid(alpha=0.3)
+    left.legend(fontsize=8)
+    right.legend(fontsize=8)
+    figure.savefig(file, dpi=150)
+    return file
+
+
+def convergence(solution: Solution, curves: dict[str, list[float]], file: FilePath) -> FilePath:
+    """Draw primal and dual closing in on the optimum, and how far above it Adam stays."""
+    figure = Figure(figsize=(9.2, 3.6), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    history, optimum = solution.history, solution.objective
+    steps = [record.iteration for record in history]
+    left.plot(steps, [record.primal for record in history], label="primal (objective)")
+    left.plot(steps, [record.dual for record in history], label="dual (lower bound)")
+    left.fill_between(steps, [r.primal for r in history], [r.dual for r in history], alpha=0.2)
+    left.set_xlabel("FISTA iteration, from zero")
+    left.set_ylabel("objective")
+    left.set_title("the optimum lies in the shaded band")
+    left.legend()
+    right.plot(steps, [max(r.relative_gap, 1e-12) for r in history], "k", label="certified gap, convexformer")
+    for name, curve in curves.items():
+        excess = np.maximum(np.array(curve) / optimum - 1, 1e-12)
+        right.plot(np.arange(1, len(curve) + 1), excess, linewidth=1, label=f"excess of {name}")
+    right.set_xscale("symlog", linthresh=10)
+    right.set_yscale("log")
+    right.set_xlabel("iteration")
+    right.set_ylabel("relative to the optimum")
+    right.legend(fontsize=8)
+    figure.savefig(file, dpi=150)
+    return file

@@ -1,0 +1,41 @@
+"""A network behind a fixed standardisation, so that it takes raw tokens."""
+
+from __future__ import annotations
+
+from typing import Any, final
+
+from torch import Tensor
+
+from convexformer.architecture import Network, Weights
+from convexformer.networks.base import TokenNetwork
+
+
+@final
+class StandardizedNetwork(TokenNetwork):
+    """``network((X - mean) / scale)``; masked tokens stay zero. ``mean, scale: (d,)``."""
+
+    mean: Tensor
+    scale: Tensor
+
+    def __init__(self, network: Network, mean: Tensor, scale: Tensor) -> None:
+        super().__init__()
+        self.network = network
+        self.register_buffer("mean", mean.detach().clone())
+        self.register_buffer("scale", scale.detach().clone())
+
+    def forward(self, X: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Return the network's outputs on standardised tokens."""
+        tokens = self.tokens(X, mask).standardized(self.mean, self.scale)
+        return self.network(tokens.X, tokens.mask)
+
+    def decay(self) -> Tensor:
+        """Return the weight decay of the network inside."""
+        return self.network.decay()
+
+    def lift(self) -> Weights:
+        """Return the lift of the network inside, a point of the program on standardised tokens."""
+        return self.network.lift()
+
+    def config(self) -> dict[str, Any]:
+        """No options of its own."""
+        return {}

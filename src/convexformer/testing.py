@@ -1,0 +1,330 @@
+"""Contract checks: run them on an operator, a loss, a penalty or a head of your own.
+
+Every check raises ``AssertionError`` with the numbers that disagree, and returns nothing when all is well::
+
+    from convexformer.testing import check_gauge
+    check_gauge(MyGauge(), shape=(4, 3, 2))
+
+The checks are exact statements (adjoints, Fenchel-Young, optimality of a prox), tried at random points.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from convexformer.architecture import Head, Layout, Network, Weights
+from convexformer.certificates import Certificate, certificate, certify
+from convexformer.data.tokens import as_tensor
+from convexformer.gauges import Gauge, Penalty, PolarKind
+from convexformer.losses import Loss
+from convexformer.losses.base import QuadraticConjugateLoss
+from convexformer.operators import Operator
+from convexformer.problem import Problem
+from convexformer.solution import Record, Solution
+from convexformer.solvers import solve
+
+MakeNetwork = Callable[[Layout, int], Network]
+DENSE_LIMIT = 1 << 16  # operators with no more entries than this are also compared as matrices
+
+
+def check_operator(operator: Operator, seed: int = 0) -> None:
+    """Shapes, linearity, ``<V, A Z> = <A^T V, Z>``, and ``norm_squared()`` from below ``||A||^2``."""
+    draw = _normals(seed, operator.like)
+    slack = 1e3 * torch.finfo(operator.like.dtype).eps
+    Z, Z2, V = draw(operator.weight_shape), draw(operator.weight_shape), draw(operator.output_shape)
+    AZ, AtV = operator.apply(Z), operator.adjoint(V)
+    _same_shape("apply(Z)", AZ, operator.output_shape)
+    _same_shape("adjoint(V)", AtV, operator.weight_shape)
+    _same_shape("zeros()", operator.zeros(), operator.weight_shape)
+    size = float(V.norm() * AZ.norm() + AtV.norm() * Z.norm())
+    _equal("<V, A Z> and <A^T V, Z>", _inner(V, AZ), _inner(AtV, Z), slack * size)
+    mixed, apart = operator.apply(2.0 * Z - 0.5 * Z2), 2.0 * AZ - 0.5 * operator.apply(Z2)
+    _equal("A(2 Z - Z'/2) and 2 A Z - A Z'/2", mixed, apart, slack * float(1 + apart.abs().max()))
+    p, r = math.prod(operator.weight_shape), math.prod(operator.output_shape)
+    if p * r > DENSE_LIMIT:
+        return
+    columns = torch.eye(p, dtype=Z.dtype, device=Z.device).reshape(p, *operator.weight_shape)
+    rows = torch.eye(r, dtype=Z.dtype, device=Z.device).reshape(r, *operator.output_shape)
+    A = torch.stack([operator.apply(e).flatten() for e in columns], 1).to(torch.float64)
+    At = torch.stack([operator.adjoint(e).flatten() for e in rows], 1).to(torch.float64)
+    _equal("the matrices of adjoint and of apply, transposed", At, A.T, slack * float(A.abs().max()))
+    exact, estimate = float(torch.linalg.matrix_norm(A, 2)) ** 2, operator.norm_squared()
+    _at_most("norm_squared() against ||A||^2", estimate, exact, slack * exact)
+    _at_most("half of ||A||^2 against norm_squared()", 0.5 * exact, estimate, slack * exact)
+
+
+def check_loss(loss: Loss, Y: Any, seed: int = 0) -> None:
+    """Gradient, Fenchel-Young, curvature, dual scaling and the exact intercept of a loss.
+
+    ``Y`` holds targets as a user gives them, every class among them; a dozen rows are plenty.
+    """
+    encoded = loss.encode(as_tensor(Y, "Y"))
+    draw = _normals(seed, encoded)
+    R, c = encoded.shape
+    w = 0.1 + draw((R,)).abs()
+    for scale in (0.1, 1.0, 20.0):
+        F, G, D = (scale * draw((R, c)) for _ in range(3))
+        value, U, U2 = loss.value(F, encoded), loss.gradient(F, encoded), loss.gradient(G, encoded)
+        _same_shape("value", value, (R,))
+        _same_shape("gradient", U, (R, c))
+        _same_shape("conjugate", loss.conjugate(U, encoded), (R,))
+        size = 1 + float(value.abs().max()) + float((U * F).abs().max())
+        h = 1e-6 / scale
+        slope = (loss.value(F + h * D, encoded) - loss.value(F - h * D, encoded)) / (2 * h)
+        _equal("finite differences of value and <gradient, D>", slope, (U * D).sum(1), 1e-5 * size)
+        rise, run = (U - U2).norm(dim=1), (F - G).norm(dim=1)
+        _at_most("|gradient(F) - gradient(G)| against curvature |F - G|", rise, loss.curvature * run, 1e-9 * size)
+        equality = value + loss.conjugate(U, encoded)
+        _equal("L(f) + L*(u) and <u, f> at u = gradient(f)", equality, (U * F).sum(1), 1e-9 * size)
+        for V in (0 * U, U2, 0.3 * U2, 0.6 * U + 0.4 * U2):
+            other = loss.conjugate(V, encoded)
+            _require(bool(torch.isfinite(other).all()), "the conjugate is infinite between two gradients, or at zero")
+            _at_most("<u, f> against L(f) + L*(u)", (V * F).sum(1), value + other, 1e-9 * size)
+        _check_dual_scale(loss, U, encoded, w)
+        for start in (torch.zeros_like(F[0]), scale * draw((c,))):
+            b = loss.best_intercept(F, encoded, w, start)
+            left = (w[:, None] * loss.gradient(F + b, encoded)).sum(0)
+            _equal("sum_i w_i gradient_i at the best intercept, and zero,", left, 0 * left, 1e-9 * float(w.sum()))
+
+
+def check_penalty(penalty: Penalty, shape: tuple[int, ...], seed: int = 0) -> None:
+    """Convexity, Fenchel-Young for the conjugate, and a prox that is optimal and nonexpansive."""
+    draw = _normals(seed)
+    Z, W, M, beta = draw(shape), draw(shape), draw(shape), 0.7
+    zero = torch.zeros(shape, dtype=torch.float64)
+    _equal("g(0) and zero", penalty.value(zero), 0.0, 1e-12)
+    middle, ends = penalty.value((Z + W) / 2), (penalty.value(Z) + penalty.value(W)) / 2
+    _at_most("g in the middle against the mean of its ends", middle, ends, 1e-12 * float(ends))
+    limit, polar = penalty.scale_limit(M, beta)
+    if polar.kind.certifies:
+        for scale in (0.0, 0.5, 1.0, -1.0):
+            N = scale * (limit if math.isfinite(limit) else 1.0) * M
+            bound = beta * penalty.value(Z) + penalty.conjugate(N, beta)
+            _at_most("<M, Z> against beta g(Z) + (beta g)*(M)", _inner(N, Z), bound, 1e-10 * (1 + float(bound)))
+    _equal("prox with step 0 and Z", penalty.prox(Z, 0.0), Z, 1e-12)
+    for step in (0.05, 0.5, 2.0, 50.0):
+        P, Q = penalty.prox(Z, step), penalty.prox(W, step)
+        _same_shape("prox", P, shape)
+        _at_most("|prox(Z) - prox(W)| against |Z - W|", (P - Q).norm(), (Z - W).norm(), 1e-10)
+        _check_prox(penalty, Z, P, step, draw)
+
+
+def check_gauge(gauge: Gauge, shape: tuple[int, ...], seed: int = 0) -> None:
+    """All of :func:`check_penalty`, and what makes it a gauge: homogeneity, the polar and its atom."""
+    check_penalty(gauge, shape, seed)
+    draw = _normals(seed + 1)
+    Z, W, M = draw(shape), draw(shape), draw(shape)
+    value = float(gauge.value(Z))
+    _at_most("g(Z + W) against g(Z) + g(W)", gauge.value(Z + W), value + gauge.value(W), 1e-10 * value)
+    for t in (-1.0, 0.0, 1e-3, 7.0):
+        _equal(f"g({t} Z) and |{t}| g(Z)", gauge.value(t * Z), abs(t) * value, 1e-10 * value)
+        scaled, one = gauge.polar(t * M).value, gauge.polar(M).value
+        _equal(f"polar({t} M) and |{t}| polar(M)", scaled, abs(t) * one, 1e-9 * one)
+    for matrix in (M, Z, M * (M > 0.5)):
+        polar, atom = gauge.polar(matrix), gauge.atom(matrix)
+        _same_shape("atom", atom, shape)
+        _at_most("g(atom) against 1", gauge.value(atom), 1.0, 1e-9)
+        reached = _inner(matrix, atom)
+        if polar.kind is PolarKind.EXACT:
+            _equal("<M, atom(M)> and polar(M)", reached, polar.value, 1e-9 * polar.value)
+        if not polar.kind.certifies:
+            continue
+        for point in (Z, matrix, atom, gauge.atom(W), gauge.prox(matrix, 0.3)):
+            bound = polar.value * float(gauge.value(point))
+            _at_most("|<M, Z>| against polar(M) g(Z)", abs(_inner(matrix, point)), bound, 1e-9 * (1 + bound))
+
+
+def check_head(
+    head: Head,
+    X: Any,
+    Y: Any,
+    *,
+    loss: str | Loss = "auto",
+    mask: Any = None,
+    sample_weight: Any = None,
+    intercept: bool = False,
+    make_network: MakeNetwork | None = None,
+    seed: int = 0,
+) -> None:
+    """Operator, ``beta_max``, recovery and lift of a head, and the certificates of its networks.
+
+    ``make_network(layout, seed)`` returns any network of the head, a random one say; with it the lift is checked to
+    never raise the objective, and the certificate to never be below the true gap.
+    """
+    options: dict[str, Any] = {"loss": loss, "mask": mask, "sample_weight": sample_weight, "intercept": intercept}
+    problem = Problem(head, X, Y, beta_ratio=0.3, **options)
+    check_operator(problem.operator, seed)
+    draw = _normals(seed)
+    Z = draw(problem.operator.weight_shape)
+    b = draw((problem.layout.n_outputs,)) if intercept else None
+    solution = solve(problem, tolerance=1e-7)
+    for weights in (Weights(0 * Z, b), Weights(Z, b), Weights(problem.penalty.prox(Z, 1.0), b), solution.weights):
+        _check_recovery(problem, weights, X, mask)
+    _equal("predict(X) and A Z + b", _rows(problem, solution.predict(X, mask)), problem.outputs(solution.weights), 1e-9)
+    if solution.certificate.kind == "none":
+        return
+    _require(solution.certificate.meets(1e-6), f"not solved to 1e-6: {solution.certificate}")
+    if problem.penalty.sparse:
+        _check_beta_max(problem)
+    if make_network is not None:
+        for trial in range(3):
+            _check_network(problem, make_network(problem.layout, seed + trial), solution, X, mask)
+
+
+def check_weak_duality(problem: Problem, tolerance: float = 1e-6) -> Solution:
+    """Solve, and assert at every gap check that the certificate encloses the optimum; return the solution."""
+    seen: list[tuple[Record, Weights]] = []
+    solution = solve(problem, tolerance=tolerance, callback=lambda record, weights: seen.append((record, weights)))
+    slack = 1e-9 if problem.reference() is problem else 1e-4
+    best = min(record.primal for record, _ in seen)
+    _require(len(seen) > 0, "the solver showed no point")
+    for record, weights in seen:
+        where = f"at iteration {record.iteration}: "
+        proof = certificate(problem, weights)
+        room = slack * (abs(best) + abs(record.primal))
+        _at_most(where + "dual of the history against the best primal", record.dual, best, room)
+        _equal(where + "primal of the history and of the certificate", record.primal, proof.primal, room)
+        _encloses(proof, solution.certificate, where)
+    return solution
+
+
+# ---------------------------------------------------------------------- parts of the checks above
+
+
+def _check_dual_scale(loss: Loss, U: Tensor, Y: Tensor, w: Tensor) -> None:
+    """The scale is legal, no worse than the plain one, and the best of a grid where it has a closed form."""
+
+    def dual(t: float) -> float:
+        return -float((w * loss.conjugate(t * U, Y)).sum())
+
+    for limit in (0.0, 0.3, 1.0, 3.0, math.inf):
+        t = loss.dual_scale(U, Y, w, limit)
+        _at_most("|dual_scale| against its limit", abs(t), limit, 0.0)
+        got, reach = dual(t), min(limit, 3.0)
+        _require(math.isfinite(got), f"dual_scale {t} with limit {limit} leaves the domain of the conjugate")
+        tried: Iterable[float] = (min(1.0, limit),)
+        if isinstance(loss, QuadraticConjugateLoss):
+            tried = torch.linspace(-reach, reach, 61, dtype=torch.float64).tolist()
+        best = max(dual(s) for s in tried)
+        _at_most(f"dual value of a grid against that of dual_scale (limit {limit})", best, got, 1e-9 * (1 + abs(got)))
+
+
+def _check_prox(penalty: Penalty, Z: Tensor, P: Tensor, step: float, draw: Callable[..., Tensor]) -> None:
+    """``P = prox(Z)`` iff ``Z - P`` is a subgradient of ``step g`` at ``P``; and no neighbour does better."""
+    R, scale = Z - P, float(Z.square().sum())
+    limit, polar = penalty.scale_limit(R, step)
+    if polar.kind.certifies:
+        _at_most("1 against the scale limit of Z - prox(Z): polar(Z - P) <= step", 1.0, limit, 1e-9)
+        right = step * penalty.value(P) + penalty.conjugate(R, step)
+        _equal("<Z - P, P> and step g(P) + (step g)*(Z - P)", _inner(R, P), right, 1e-9 * scale)
+    least = 0.5 * R.square().sum() + step * penalty.value(P)
+    for size in (1e-3, 0.3):
+        N = P + size * draw(P.shape)
+        other = 0.5 * (N - Z).square().sum() + step * penalty.value(N)
+        _at_most("objective of the prox against that of a neighbour", least, other, 1e-10 * scale)
+
+
+def _check_recovery(problem: Problem, weights: Weights, X: Any, mask: Any) -> None:
+    """The recovered network has the same outputs and objective, and lifts to the weights it came from."""
+    network = problem.head.recover(weights, problem.layout)
+    outputs, expected = _rows(problem, network(X, mask).detach()), problem.outputs(weights)
+    size = 1 + float(expected.abs().max())
+    _equal("outputs of the recovered network and A Z + b", outputs, expected, 1e-8 * size)
+    value = float(problem.penalty.value(weights.Z))
+    _equal("decay() of the recovered network and g(Z)", network.decay(), value, 1e-8 * (1 + value))
+    objective = problem.objective(weights)
+    proof = certify(network, problem)
+    _equal("primal of the recovered network and the objective of Z", proof.primal, objective, 1e-8 * abs(objective))
+    back = problem.head.lift(network, problem.layout)
+    _equal("lift(recover(Z)) and Z", back.Z, weights.Z, 1e-9 * (1 + float(weights.Z.abs().max())))
+    if weights.intercept is not None:
+        _require(back.intercept is not None, "the recovered network lost the intercept")
+        _equal("intercept of the lift and of the weights", back.intercept, weights.intercept, 1e-12 * size)
+
+
+def _check_beta_max(problem: Problem) -> None:
+    """``Z = 0`` is optimal, and certified, at ``beta_max``; a little below it is neither."""
+    top = problem.beta_max
+    _require(top > 0, f"beta_max is {top}: these targets leave nothing to learn, so beta_max cannot be checked")
+    zero = problem.operator.zeros()
+    weights = Weights(zero, problem.fit(problem.operator.apply(zero)).intercept)
+    proof = certificate(problem.with_beta(top), weights)
+    _at_most("relative gap of Z = 0 at beta_max against zero", proof.relative_gap, 0.0, 1e-9)
+    below = solve(problem.with_beta(0.98 * top), tolerance=1e-7)
+    _require(float(below.weights.Z.norm()) > 0, f"Z = 0 still at 0.98 beta_max = {0.98 * top}: beta_max is too large")
+    _require(below.objective < proof.primal, f"objective {below.objective} below beta_max, {proof.primal} at Z = 0")
+
+
+def _check_network(problem: Problem, network: Network, solution: Solution, X: Any, mask: Any) -> None:
+    """Outputs of network and lift agree; the lift costs no more; the certificate encloses the optimum."""
+    lifted = problem.head.lift(network, problem.layout)
+    outputs, expected = _rows(problem, network(X, mask).detach()), problem.outputs(lifted)
+    _equal("outputs of the network and of its lift", outputs, expected, 1e-8 * (1 + float(expected.abs().max())))
+    own = float((problem.w * problem.loss.value(outputs, problem.Y)).sum()) + problem.beta * float(
+        network.decay().detach()
+    )
+    _at_most("objective of the lift against that of the network", problem.objective(lifted), own, 1e-9 * abs(own))
+    proof = certify(network, problem)
+    _equal("primal of the certificate and loss + beta decay()", proof.primal, own, 1e-9 * abs(own))
+    _encloses(proof, solution.certificate, "for a random network: ")
+
+
+def _encloses(proof: Certificate, tight: Certificate, where: str) -> None:
+    """``dual <= p* <= primal``, with ``p*`` known from a tight certificate."""
+    room = 1e-9 * (abs(proof.primal) + abs(tight.primal))
+    _at_most(where + "dual against the objective of the solution", proof.dual, tight.primal, room)
+    _at_most(where + "dual of the solution against the primal", tight.dual, proof.primal, room)
+    _at_most(where + "true gap against the certified gap", proof.primal - tight.primal, proof.gap, room)
+
+
+def _rows(problem: Problem, outputs: Tensor) -> Tensor:
+    """Outputs in the shape of the targets, as the rows ``(R, c)`` of the loss."""
+    if problem.layout.per_token:
+        mask = problem.tokens.mask
+        return outputs.flatten(0, 1) if mask is None else outputs[mask]
+    return outputs.reshape(problem.Y.shape)
+
+
+def _normals(seed: int, like: Tensor | None = None) -> Callable[..., Tensor]:
+    """Return a function from shapes to Gaussian tensors; each call draws anew."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def draw(shape: Iterable[int]) -> Tensor:
+        normal = torch.randn(tuple(shape), generator=generator, dtype=torch.float64)
+        return normal if like is None else normal.to(like)
+
+    return draw
+
+
+def _inner(A: Tensor, B: Tensor) -> float:
+    return float((A * B).sum())
+
+
+def _require(holds: bool, message: str) -> None:
+    if not holds:
+        raise AssertionError(message)
+
+
+def _same_shape(name: str, tensor: Tensor, expected: tuple[int, ...]) -> None:
+    _require(tuple(tensor.shape) == tuple(expected), f"{name} has shape {tuple(tensor.shape)}; expected {expected}")
+
+
+def _equal(name: str, got: Tensor | float | None, expected: Tensor | float, room: float) -> None:
+    a, b = (torch.as_tensor(value, dtype=torch.float64).detach() for value in (got, expected))
+    worst = float((a - b).abs().max()) if a.numel() else 0.0
+    _require(worst <= room, f"{name} differ by {worst:.3g} (allowed {room:.3g}): {_show(a)} and {_show(b)}")
+
+
+def _at_most(name: str, got: Tensor | float, bound: Tensor | float, room: float) -> None:
+    a, b = (torch.as_tensor(value, dtype=torch.float64).detach() for value in (got, bound))
+    worst = float((a - b).max())
+    _require(worst <= room, f"{name}: too large by {worst:.3g} (allowed {room:.3g}): {_show(a)} and {_show(b)}")
+
+
+def _show(values: Tensor) -> str:
+    return f"{float(values):.10g}" if values.numel() == 1 else f"a tensor of norm {float(values.norm()):.6g}"
