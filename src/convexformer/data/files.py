@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -27,7 +28,7 @@ def read_arrays(path: str | os.PathLike[str]) -> dict[str, np.ndarray]:
             return {file.stem: loaded}
         with loaded:
             return {name: loaded[name] for name in loaded.files}
-    except (SafetensorError, ValueError, OSError, EOFError, KeyError) as error:
+    except (SafetensorError, zipfile.BadZipFile, ValueError, OSError, EOFError, KeyError) as error:
         raise ValueError(
             f"{file} cannot be read as {file.suffix}: {error}. It may be truncated, of another format, or hold objects."
         ) from error

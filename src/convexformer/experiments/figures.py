@@ -21,7 +21,7 @@ def token_map(path: Path, best: int, file: FilePath) -> FilePath:
     figure = Figure(figsize=(9.2, 3.3), layout="constrained")
     axes = figure.subplots(1, 3)
     X, _ = digits(patch=1, positions=False)
-    axes[0].imshow(X.mean(0).reshape(8, 8), cmap="gray_r")
+    axes[0].imshow(X.mean(0).reshape(8, 8).numpy(), cmap="gray_r")
     axes[0].set_title("mean digit")
     side = math.isqrt(norms.shape[1])
     for axis, index in zip(axes[1:], (sparse, best), strict=True):

@@ -1,0 +1,123 @@
+"""The command line: what it prints, what it writes, and its exit codes."""
+
+import json
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+from typer.testing import CliRunner
+
+import convexformer as cf
+from convexformer.cli import app
+
+
+def call(*words):
+    return CliRunner().invoke(app, [str(word) for word in words])
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("cli")
+    X, y = cf.data.digits(patch=4)
+    X, y = X[:200].numpy().astype(np.float32), y[:200].numpy()
+    mask = np.ones(X.shape[:2], dtype=np.int8)
+    mask[::3, -1] = 0
+    np.savez(folder / "train.npz", X=X, y=y, m=mask, w=np.ones(200))
+    np.save(folder / "tokens.npy", X)
+    save_file({"target": y.astype(np.float32)}, folder / "targets.safetensors")
+    return folder
+
+
+def test_fit_predict_certify(files, tmp_path):
+    done = call("fit", files / "train.npz", "-o", tmp_path / "model", "--json", "--mask", "m", "--weight", "w")
+    assert done.exit_code == 0, done.output
+    report = json.loads(done.stdout)
+    assert report["certified"]
+    assert report["relative_gap"] <= 1e-4
+    again = call("certify", tmp_path / "model", files / "train.npz", "--mask", "m", "--weight", "w", "--json")
+    assert again.exit_code == 0, again.output
+    assert json.loads(again.stdout)["objective"] == pytest.approx(report["objective"], rel=1e-12)
+    predicted = call("predict", tmp_path / "model", files / "train.npz", "--mask", "m", "-o", tmp_path / "out.npz")
+    assert predicted.exit_code == 0, predicted.output
+    with np.load(tmp_path / "out.npz") as out, np.load(files / "train.npz") as train:
+        assert out["outputs"].shape == (200, 10)
+        assert (out["predictions"] == train["y"]).mean() == pytest.approx(report["train_score"])
+
+
+def test_fit_regression_from_two_files_and_csv(files, tmp_path):
+    words = [
+        "fit",
+        files / "tokens.npy",
+        "--targets",
+        files / "targets.safetensors",
+        "-o",
+        tmp_path / "m",
+        "--head",
+        "mlp",
+    ]
+    done = call(*words)
+    assert done.exit_code == 0, done.output
+    assert "relative gap" in done.stdout
+    assert call("predict", tmp_path / "m", files / "tokens.npy", "-o", tmp_path / "p.csv").exit_code == 0
+    lines = (tmp_path / "p.csv").read_text().splitlines()
+    assert lines[0] == "prediction"
+    assert len(lines) == 201
+
+
+def test_exit_code_3_when_not_certified(files, tmp_path):
+    words = ["fit", files / "train.npz", "-o", tmp_path / "model", "--max-iter", 3, "--beta-ratio", 0.001, "--json"]
+    done = call(*words)
+    assert done.exit_code == 3
+    assert json.loads(done.stdout)["certified"] is False
+    assert call("certify", tmp_path / "model", files / "train.npz").exit_code == 3
+    assert call("certify", tmp_path / "model", files / "train.npz", "--tolerance", 0.999).exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["fit", "nowhere.npz", "-o", "m"], "does not exist"),
+        (["fit", "{train}", "-o", "m", "--y", "labels"], "it holds"),
+        (["fit", "{train}", "-o", "m", "--head", "atention"], "Did you mean 'attention'"),
+        (["fit", "{train}", "-o", "m", "--task", "rank"], "unknown task"),
+        (["fit", "{train}", "-o", "m", "--mask", "mask"], "no array 'mask'"),
+        (["fit", "{train}", "-o", "m", "--tolerance", "-1"], "tolerance=-1.0"),
+        (["predict", "nowhere", "{train}", "-o", "p.npy"], "not a folder"),
+        (["certify", "nowhere", "{train}"], "not a folder"),
+    ],
+    ids=lambda value: " ".join(value[:1]) if isinstance(value, list) else value,
+)
+def test_exit_code_2_with_one_clear_line(files, words, message):
+    done = call(*(word.format(train=files / "train.npz") for word in words))
+    assert done.exit_code == 2
+    assert message in done.stderr
+    assert "Traceback" not in done.output
+
+
+def test_predict_refuses_an_unknown_suffix_and_other_tokens(files, tmp_path):
+    assert call("fit", files / "train.npz", "-o", tmp_path / "m", "--tolerance", 0.1).exit_code == 0
+    refused = call("predict", tmp_path / "m", files / "train.npz", "-o", tmp_path / "p.xls")
+    assert refused.exit_code == 2
+    assert ".xls" in refused.stderr
+    np.save(tmp_path / "other.npy", np.zeros((3, 4, 5)))
+    assert call("predict", tmp_path / "m", tmp_path / "other.npy", "-o", tmp_path / "p.npy").exit_code == 2
+
+
+def test_every_command_helps_with_an_example():
+    for command in ("demo", "fit", "predict", "certify"):
+        done = call(command, "--help")
+        assert done.exit_code == 0
+        assert "Example" in done.stdout
+    assert call("--version").stdout.strip() == cf.__version__
+
+
+def test_quick_demo_is_certified_and_writes_its_figures(tmp_path):
+    done = call("demo", "--quick", "--json", "-o", tmp_path)
+    assert done.exit_code == 0, done.output
+    result = json.loads(done.stdout)
+    assert result["worst_relative_gap"] <= 1e-4
+    optimum, *adam = result["adam"]
+    assert all(run["objective"] >= optimum["objective"] * (1 - 1e-4) for run in adam)
+    assert all(run["certified_gap"] >= run["above_optimum"] / (1 + run["above_optimum"]) - 1e-4 for run in adam)
+    for name in ("token_importance.png", "path.png", "convergence.png"):
+        assert (tmp_path / name).stat().st_size > 10_000
