@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from convexformer.data import TokenDataset
 from convexformer.gauges import Penalty
-from convexformer.operators import Operator
+from convexformer.operators import LowRank, Operator
 from convexformer.registry import Registry, unknown
 
 
@@ -29,6 +29,8 @@ class Layout:
     per_token: bool = False
     squeeze: bool = False
     """Targets were ``(N,)``, so outputs are ``(N,)`` as well."""
+    channel_blocks: tuple[tuple[int, ...], ...] = ()
+    """Blocks of channels that no sample correlates, where a head found some (Sahiner et al. 2022, corollary 3.2)."""
 
     def shape(self, outputs: Tensor, tokens: TokenDataset) -> Tensor:
         """Give rows of outputs ``(R, c)`` the shape of the targets; masked tokens get zeros."""
@@ -47,8 +49,22 @@ class Layout:
 class Weights:
     """A point of the convex program: ``Z`` and, where the problem has one, the intercept ``(c,)``."""
 
-    Z: Tensor
+    Z: Any
+    """A tensor, or :class:`~convexformer.operators.LowRank` factors of one."""
     intercept: Tensor | None = None
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return all numbers by name, for a file."""
+        own = {"Z": self.Z} if isinstance(self.Z, Tensor) else {"U": self.Z.U, "V": self.Z.V, "block": self.Z.block}
+        return own if self.intercept is None else {**own, "intercept": self.intercept}
+
+    @classmethod
+    def of_tensors(cls, tensors: dict[str, Tensor], shape: tuple[int, ...]) -> Weights:
+        """Undo :meth:`tensors`; ``shape`` is that of a dense ``Z``."""
+        if "Z" in tensors:
+            return cls(tensors["Z"], tensors.get("intercept"))
+        factors = LowRank(tensors["U"], tensors["V"], tensors["block"], tuple(shape))
+        return cls(factors, tensors.get("intercept"))
 
     def to(self, *, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> Weights:
         """Move to another device or dtype."""
@@ -82,6 +98,8 @@ class Head(ABC):
     name: ClassVar[str]
     per_token: ClassVar[bool]
     """Whether targets ``(N, s, c)`` make sense for it."""
+    masks: ClassVar[bool] = True
+    """Whether masked tokens make sense for it."""
     positional: ClassVar[bool]
     """Whether its weights belong to token positions, so that the number of tokens is fixed."""
 
@@ -90,7 +108,7 @@ class Head(ABC):
         """Return the linear map from ``Z`` to outputs on these tokens."""
 
     @abstractmethod
-    def penalty(self) -> Penalty:
+    def penalty(self, layout: Layout) -> Penalty:
         """Return the gauge of the atoms of the architecture."""
 
     @abstractmethod
@@ -112,6 +130,10 @@ class Head(ABC):
                 f"Y is per token, but the {self.name} head has one output a sample. Pass targets (N,) or (N, c), "
                 "or choose a head with token outputs such as 'mlp'."
             )
+
+    def prepare(self, tokens: TokenDataset, layout: Layout) -> Layout:
+        """Return the layout with whatever structure the head finds in the training tokens."""
+        return layout
 
     def token_norms(self, Z: Tensor) -> Tensor | None:
         """``(s,)`` how much weight each token position has; None when the head treats all alike."""

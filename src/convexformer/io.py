@@ -195,10 +195,10 @@ def _loss_body(loss: Loss) -> dict[str, Any]:
 def _solution_body(solution: Solution, shelf: _Shelf) -> dict[str, Any]:
     layout, proof = solution.layout, solution.certificate
     return {
-        "Z": shelf.put("Z", solution.weights.Z),
-        "intercept": shelf.put("intercept", solution.weights.intercept),
+        "weights": {name: shelf.put(name, tensor) for name, tensor in solution.weights.tensors().items()},
+        "shape": list(solution.weights.Z.shape),
         "head": _head_body(solution.head, shelf, "head"),
-        "layout": {name: getattr(layout, name) for name in Layout.__dataclass_fields__},
+        "layout": {name: shelf.put(name, getattr(layout, name)) for name in Layout.__dataclass_fields__},
         "loss": _loss_body(solution.loss),
         "beta": solution.beta,
         "certificate": {name: getattr(proof, name) for name in Certificate.__dataclass_fields__},
@@ -212,9 +212,9 @@ def _solution_body(solution: Solution, shelf: _Shelf) -> dict[str, Any]:
 
 def _read_solution(body: dict[str, Any], shelf: _Shelf) -> Solution:
     return Solution(
-        weights=Weights(shelf.get(body["Z"]), shelf.get(body["intercept"])),
+        weights=Weights.of_tensors({name: shelf.get(item) for name, item in body["weights"].items()}, body["shape"]),
         head=_read_head(body["head"], shelf),
-        layout=Layout(**body["layout"]),
+        layout=Layout(**{name: shelf.get(item) for name, item in body["layout"].items()}),
         loss=LOSSES[body["loss"]["name"]](**body["loss"]["config"]),
         beta=body["beta"],
         certificate=Certificate(**body["certificate"]),

@@ -70,10 +70,16 @@ class Problem:
             squeeze=self._targets.squeeze,
         )
         self.head.check(self.layout)
+        if self.tokens.mask is not None and not self.head.masks:
+            raise ValueError(
+                f"the {self.head.name} head mixes tokens by position, so a mask has no meaning for it. Pass samples of "
+                "equal length without mask, or choose a head that pools over real tokens, such as 'self_attention' or 'mlp'."
+            )
+        self.layout = self.head.prepare(self.tokens, self.layout)
         self.intercept = bool(intercept)
         if self.intercept:
             self.loss.check_intercept(self._targets.Y, self._targets.w)
-        self.penalty: Penalty = self.head.penalty()
+        self.penalty: Penalty = self.head.penalty(self.layout)
         self._cast_targets()
         self._intercept_start = self.Y.new_zeros(self.layout.n_outputs)
         self.beta = float(beta) if beta is not None else self._beta_from_ratio(float(beta_ratio or 0))
@@ -143,7 +149,7 @@ class Problem:
 
     def _zero_polar(self) -> Polar:
         fit = self.fit(self.Y.new_zeros(self.Y.shape))
-        M = -self.operator.adjoint(fit.V)
+        M = self.operator.dual_matrix(fit.V)
         return self.penalty.zero_beta(M, self._curvature)
 
     def _curvature(self) -> float:

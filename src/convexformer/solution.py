@@ -82,8 +82,10 @@ class Solution:
 
     def dense(self) -> Tensor:
         """Return ``Z`` as one tensor; its axes are those of the head (``(s, d, c)`` for attention)."""
-        return self.weights.Z
+        Z = self.weights.Z
+        return Z if isinstance(Z, Tensor) else Z.dense()
 
     def token_norms(self) -> Tensor | None:
         """``(s,)`` the weight of each token position; None for heads that treat all positions alike."""
-        return self.head.token_norms(self.weights.Z)
+        Z = self.weights.Z
+        return self.head.token_norms(Z) if isinstance(Z, Tensor) else None

@@ -80,16 +80,20 @@ class DualPoint:
     value: float
     scale: float
     polar: Polar
-    M: Tensor
+    M: Any
 
 
-def dual_point(problem: Problem, fit: Fit) -> DualPoint:
-    """Scale ``V = grad F`` into the dual feasible set and evaluate the dual there."""
-    M = -problem.operator.adjoint(fit.V)
-    limit, polar = problem.penalty.scale_limit(M, problem.beta)
+def dual_point(problem: Problem, fit: Fit, *, quick: bool = False) -> DualPoint:
+    """Scale ``V = grad F`` into the dual feasible set and evaluate the dual there.
+
+    With ``quick`` the polar may be an estimate; its kind then says that it does not certify.
+    """
+    M = problem.operator.dual_matrix(fit.V)
+    limit, polar = problem.penalty.scale_limit(M, problem.beta, quick=quick)
     scale = problem.loss.dual_scale(fit.U, problem.Y, problem.w, limit)
     conjugate = float((problem.w * problem.loss.conjugate(scale * fit.U, problem.Y)).sum())
-    return DualPoint(-conjugate - problem.penalty.conjugate(scale * M, problem.beta), scale, polar, M)
+    own = scale**2 * problem.penalty.conjugate(M, problem.beta)  # zero for a gauge, quadratic for a ridge
+    return DualPoint(-conjugate - own, scale, polar, M)
 
 
 def certificate(problem: Problem, weights: Weights) -> Certificate:
@@ -101,7 +105,7 @@ def certificate(problem: Problem, weights: Weights) -> Certificate:
         raise ValueError(f"the weights have shape {tuple(weights.Z.shape)}; this problem expects {tuple(expected)}.")
     outputs = problem.operator.apply(weights.Z)
     penalty = float(problem.penalty.value(weights.Z))
-    return _certificate(problem, outputs, weights.intercept, penalty, weights.Z)
+    return _certificate(problem, outputs, weights.intercept, penalty)
 
 
 def certify(thing: Any, problem: Problem) -> Certificate:
@@ -128,10 +132,10 @@ def _certify_network(network: nn.Module, problem: Problem) -> Certificate:
     assert isinstance(network, Network)  # lift() has refused anything else
     penalty = float(network.decay().detach())
     outputs = problem.operator.apply(weights.Z)
-    return _certificate(problem, outputs, weights.intercept, penalty, weights.Z)
+    return _certificate(problem, outputs, weights.intercept, penalty)
 
 
-def _certificate(problem: Problem, outputs: Tensor, b: Tensor | None, penalty: float, Z: Tensor) -> Certificate:
+def _certificate(problem: Problem, outputs: Tensor, b: Tensor | None, penalty: float) -> Certificate:
     """Assemble the certificate from outputs without intercept, the intercept, and the value of the penalty."""
     if b is not None and not problem.intercept and bool((b != 0).any()):
         raise ValueError(
@@ -144,10 +148,10 @@ def _certificate(problem: Problem, outputs: Tensor, b: Tensor | None, penalty: f
     fit = problem.fit(outputs, start=b)
     point = dual_point(problem, fit)
     if not point.polar.kind.certifies:
-        return Certificate(primal, -math.inf, "none", 0.0, _kkt(problem, fit, point, Z))
+        return Certificate(primal, -math.inf, "none", 0.0, _kkt(problem, fit, point, outputs, penalty))
     dual = point.value - _rounding(problem, fit, point, primal)
     kind = "exact" if point.polar.confidence == 1.0 else "probabilistic"
-    return Certificate(primal, dual, kind, point.polar.confidence, _kkt(problem, fit, point, Z))
+    return Certificate(primal, dual, kind, point.polar.confidence, _kkt(problem, fit, point, outputs, penalty))
 
 
 def _rounding(problem: Problem, fit: Fit, point: DualPoint, primal: float) -> float:
@@ -164,14 +168,14 @@ def _rounding(problem: Problem, fit: Fit, point: DualPoint, primal: float) -> fl
     return slack
 
 
-def _kkt(problem: Problem, fit: Fit, point: DualPoint, Z: Tensor) -> dict[str, float]:
+def _kkt(problem: Problem, fit: Fit, point: DualPoint, outputs: Tensor, penalty: float) -> dict[str, float]:
     """Relative residuals of the optimality conditions: all zero at the optimum.
 
     ``feasibility``: how far the polar exceeds beta. ``alignment``: ``|<M, Z> - beta g(Z) - (beta g)*(M)|``, with ``M`` the
     negative gradient. ``intercept``: what is left of ``sum_i v_i = 0``.
     """
     beta = problem.beta
-    value, inner = beta * float(problem.penalty.value(Z)), float((point.M * Z).sum())
+    value, inner = beta * penalty, -float((fit.V * outputs).sum())  # <M, Z> = -<V, A Z>
     slack = abs(inner - value - problem.penalty.conjugate(point.M, beta))
     residuals = {
         "feasibility": max(0.0, point.polar.value / beta - 1.0),

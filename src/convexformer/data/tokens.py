@@ -147,9 +147,9 @@ def as_tensor(values: Any, name: str) -> Tensor:
                 f"{name} holds {array.dtype} values; expected numbers. argument must be a string or a number "
                 f"that converts to float ({error})."
             ) from error
-    if not array.flags.writeable or any(stride < 0 for stride in array.strides):
-        array = array.copy()
-    return torch.from_numpy(np.ascontiguousarray(array))
+    if not (array.flags.writeable and array.flags.c_contiguous) or any(stride < 0 for stride in array.strides):
+        array = array.copy()  # not ascontiguousarray, which gives a scalar an axis
+    return torch.from_numpy(array)
 
 
 def check_finite(values: Tensor, name: str) -> None:

@@ -1,8 +1,22 @@
 """Gauges: value, prox, polar (value and kind) and atom of each."""
 
 from convexformer.gauges.base import Gauge, Penalty, Polar, PolarKind
+from convexformer.gauges.combined import SumPenalty
+from convexformer.gauges.frobenius import FrobeniusNorm
 from convexformer.gauges.group import GroupNorm
+from convexformer.gauges.l1 import L1Norm
 from convexformer.gauges.nuclear import NuclearNorm
 from convexformer.gauges.ridge import Ridge
 
-__all__ = ["Gauge", "GroupNorm", "NuclearNorm", "Penalty", "Polar", "PolarKind", "Ridge"]
+__all__ = [
+    "FrobeniusNorm",
+    "Gauge",
+    "GroupNorm",
+    "L1Norm",
+    "NuclearNorm",
+    "Penalty",
+    "Polar",
+    "PolarKind",
+    "Ridge",
+    "SumPenalty",
+]

@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
-from typing import ClassVar, final
+from typing import Any, ClassVar, final
 
 from torch import Tensor
 
@@ -43,23 +43,26 @@ class Penalty(ABC):
     """Whether ``Z = 0`` is optimal at some finite beta."""
 
     @abstractmethod
-    def value(self, Z: Tensor) -> Tensor:
-        """``g(Z)``, a scalar tensor."""
+    def value(self, Z: Any) -> Tensor:
+        """``g(Z)``, a scalar tensor; ``Z`` is a tensor, or low-rank weights where the penalty knows them."""
 
     @abstractmethod
     def prox(self, Z: Tensor, step: float) -> Tensor:
         """``argmin_W 1/2 ||W - Z||^2 + step g(W)``."""
 
     @abstractmethod
-    def scale_limit(self, M: Tensor, beta: float) -> tuple[float, Polar]:
-        """Return the largest ``t`` for which ``(beta g)*(t M)`` is surely finite, with the polar behind it."""
+    def scale_limit(self, M: Any, beta: float, *, quick: bool = False) -> tuple[float, Polar]:
+        """Return the largest ``t`` for which ``(beta g)*(t M)`` is surely finite, with the polar behind it.
+
+        ``quick`` allows an estimate, good for steering a solver but for no certificate (its kind says so).
+        """
 
     @abstractmethod
-    def conjugate(self, M: Tensor, beta: float) -> float:
+    def conjugate(self, M: Any, beta: float) -> float:
         """``(beta g)*(M)``, given that ``M`` was scaled by :meth:`scale_limit`."""
 
     @abstractmethod
-    def zero_beta(self, M: Tensor, curvature: Callable[[], float]) -> Polar:
+    def zero_beta(self, M: Any, curvature: Callable[[], float]) -> Polar:
         """Return the smallest ``beta`` at which ``Z = 0`` is optimal when ``M = -A^T grad F(0)``.
 
         ``curvature`` estimates the largest curvature of ``F(A Z)``; only the ridge needs it.
@@ -70,22 +73,26 @@ class Gauge(Penalty):
     """The gauge of a symmetric set of atoms: ``g(Z) = inf{sum_j t_j : Z = sum_j t_j a_j, t_j >= 0}``."""
 
     @abstractmethod
-    def polar(self, M: Tensor) -> Polar:
+    def polar(self, M: Any) -> Polar:
         """``max <M, a>`` over the atoms ``a``, with its kind."""
+
+    def quick_polar(self, M: Any) -> Polar:
+        """Return the polar, or an estimate of it where the polar itself costs much."""
+        return self.polar(M)
 
     @abstractmethod
     def atom(self, M: Tensor) -> Tensor:
         """Return the atom most aligned with ``M``: ``<M, atom> = polar(M)``."""
 
-    def scale_limit(self, M: Tensor, beta: float) -> tuple[float, Polar]:
+    def scale_limit(self, M: Any, beta: float, *, quick: bool = False) -> tuple[float, Polar]:
         """``beta / polar(M)``: the conjugate of ``beta g`` is the indicator of ``polar <= beta``."""
-        polar = self.polar(M)
+        polar = self.quick_polar(M) if quick else self.polar(M)
         return (beta / polar.value if polar.value > 0 else math.inf), polar
 
-    def conjugate(self, M: Tensor, beta: float) -> float:
+    def conjugate(self, M: Any, beta: float) -> float:
         """Zero: a feasible point costs nothing."""
         return 0.0
 
-    def zero_beta(self, M: Tensor, curvature: Callable[[], float]) -> Polar:
+    def zero_beta(self, M: Any, curvature: Callable[[], float]) -> Polar:
         """``polar(M)``."""
         return self.polar(M)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import final
+from typing import Any, final
 
 from torch import Tensor
 
@@ -24,18 +24,18 @@ class Ridge(Penalty):
         """``Z / (1 + step)``."""
         return Z / (1 + step)
 
-    def scale_limit(self, M: Tensor, beta: float) -> tuple[float, Polar]:
+    def scale_limit(self, M: Any, beta: float, *, quick: bool = False) -> tuple[float, Polar]:
         """One: the conjugate is finite everywhere, but at the optimum the gradient itself is the dual point.
 
         A loss that chooses its own scale knows nothing of ``||M||^2 / (2 beta)``, and would choose one too long.
         """
         return 1.0, Polar(0.0)
 
-    def conjugate(self, M: Tensor, beta: float) -> float:
+    def conjugate(self, M: Any, beta: float) -> float:
         """``||M||^2 / (2 beta)``."""
         return float(M.square().sum()) / (2 * beta)
 
-    def zero_beta(self, M: Tensor, curvature: Callable[[], float]) -> Polar:
+    def zero_beta(self, M: Any, curvature: Callable[[], float]) -> Polar:
         """Return the curvature of the loss: the beta that halves the weight of the strongest direction.
 
         With a ridge ``Z = 0`` is never optimal; this is the scale that ``beta_ratio`` counts in.

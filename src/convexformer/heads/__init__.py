@@ -2,7 +2,23 @@
 
 from convexformer.architecture import HEADS, Head
 from convexformer.heads.attention import Attention
+from convexformer.heads.combined import Sum
+from convexformer.heads.fourier import FNO, BlockFNO
 from convexformer.heads.linear import Linear
-from convexformer.heads.mlp import MLP
+from convexformer.heads.matrix import MLPMixer, SelfAttention
+from convexformer.heads.mlp import MLP, FNet, PoolFormer
 
-__all__ = ["HEADS", "MLP", "Attention", "Head", "Linear"]
+__all__ = [
+    "FNO",
+    "HEADS",
+    "MLP",
+    "Attention",
+    "BlockFNO",
+    "FNet",
+    "Head",
+    "Linear",
+    "MLPMixer",
+    "PoolFormer",
+    "SelfAttention",
+    "Sum",
+]

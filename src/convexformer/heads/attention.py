@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from convexformer.architecture import HEADS, Head, Layout, Weights
 from convexformer.data import TokenDataset
 from convexformer.gauges import GroupNorm, NuclearNorm, Penalty
-from convexformer.heads.gating import check_activation, check_gates, foreign, read_gate, same_gates
+from convexformer.heads.gating import check_activation, check_gates, foreign, random_factors, read_gate, same_gates
 from convexformer.heads.recovery import group_heads, singular_heads
 from convexformer.networks import AttentionNetwork
 from convexformer.networks.simplex import random_simplex
@@ -71,7 +71,7 @@ class Attention(Head):
             return DenseOperator(features, axes, layout.n_outputs)
         return GatedOperator(features, sample_gates(tokens.X, *vectors), axes, layout.n_outputs)
 
-    def penalty(self) -> Penalty:
+    def penalty(self, layout: Layout) -> Penalty:
         """Group norm per (token, class), or nuclear norm per token."""
         return GroupNorm("class_token") if self.decay == "l1" else NuclearNorm()
 
@@ -110,10 +110,7 @@ class Attention(Head):
     def random_network(self, layout: Layout, n_heads: int, seed: int = 0, bias: bool = False) -> AttentionNetwork:
         """Return a random network of this head, a start for gradient training."""
         generator = torch.Generator().manual_seed(seed)
-
-        def normal(*shape: int) -> Tensor:
-            return torch.randn(shape, generator=generator, dtype=torch.float64) / shape[-1] ** 0.5
-
+        w2, w3 = random_factors([(layout.width,), (layout.n_outputs,)], n_heads, seed)
         vectors = self._gate_vectors(layout)
         gated: dict[str, Any] = {}
         if vectors is not None:
@@ -121,8 +118,8 @@ class Attention(Head):
             gated = {"u1": vectors[0], "u2": vectors[1], "gate_index": index}
         return AttentionNetwork(
             random_simplex(n_heads, layout.n_tokens, generator),
-            normal(n_heads, layout.width),
-            normal(n_heads, layout.n_outputs),
+            w2,
+            w3,
             torch.zeros(layout.n_outputs, dtype=torch.float64) if bias else None,
             decay=self.decay,
             squeeze=layout.squeeze,
@@ -138,8 +135,8 @@ class Attention(Head):
         if self.activation == "linear":
             return None
         if isinstance(self.gates, (tuple, list)):
-            u1 = read_gate(self.gates[0], layout.n_tokens, "gates[0] (u1)")
-            u2 = read_gate(self.gates[1], layout.width, "gates[1] (u2)")
+            u1 = read_gate(self.gates[0], (None, layout.n_tokens), "gates[0] (u1)")
+            u2 = read_gate(self.gates[1], (None, layout.width), "gates[1] (u2)")
             if u1.shape[0] != u2.shape[0]:
                 raise ValueError(f"gates hold {u1.shape[0]} vectors u1 and {u2.shape[0]} vectors u2; expected as many.")
             return u1, u2

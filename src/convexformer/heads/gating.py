@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from convexformer.data.tokens import as_tensor, check_finite
+from convexformer.operators.gates import draw
 from convexformer.registry import unknown
 
 ACTIVATIONS = ("linear", "gated_relu")
@@ -37,13 +38,30 @@ def check_gates(gates: Any, parts: int) -> None:
         raise TypeError(f"gates is a {type(gates).__name__}; expected a number, or a tuple of {parts} arrays.")
 
 
-def read_gate(values: Any, columns: int, name: str) -> Tensor:
-    """Validate one array of gates ``(g, columns)``."""
+def read_gate(values: Any, shape: tuple[int | None, ...], name: str) -> Tensor:
+    """Validate one array of gates; ``None`` in ``shape`` is the axis of gates, of any size from 1."""
     tensor = as_tensor(values, name).to("cpu", torch.float64)
-    if tensor.ndim != 2 or tensor.shape[0] == 0 or tensor.shape[1] != columns:
-        raise ValueError(f"{name} has shape {tuple(tensor.shape)}; expected (g, {columns}) to match the tokens.")
+    fits = tensor.ndim == len(shape) and all(
+        want in (None, have) for want, have in zip(shape, tensor.shape, strict=True)
+    )
+    if not fits or 0 in tensor.shape:
+        wanted = ", ".join("g" if size is None else str(size) for size in shape)
+        raise ValueError(f"{name} has shape {tuple(tensor.shape)}; expected ({wanted}) to match the tokens.")
     check_finite(tensor, name)
     return tensor
+
+
+def gate_tensor(gates: Any, shape: tuple[int | None, ...], seed: int) -> Tensor:
+    """Return the gates given, or draw as many as asked for."""
+    if isinstance(gates, (int, np.integer)):
+        return draw(tuple(int(gates) if size is None else size for size in shape), seed)
+    return read_gate(gates, shape, "gates")
+
+
+def random_factors(sizes: list[tuple[int, ...]], n_heads: int, seed: int) -> list[Tensor]:
+    """Return Gaussian factors for ``n_heads`` heads, scaled by their last axis."""
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randn((n_heads, *size), generator=generator, dtype=torch.float64) / size[-1] ** 0.5 for size in sizes]
 
 
 def same_gates(network_gates: Tensor | None, gates: Tensor | None) -> bool:

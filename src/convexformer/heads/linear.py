@@ -35,7 +35,7 @@ class Linear(Head):
         """Mean tokens."""
         return DenseOperator(tokens.mean_token, (layout.width,), layout.n_outputs)
 
-    def penalty(self) -> Penalty:
+    def penalty(self, layout: Layout) -> Penalty:
         """Ridge."""
         return Ridge()
 

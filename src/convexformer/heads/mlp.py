@@ -1,8 +1,8 @@
-"""Two-layer networks applied to every token."""
+"""Two-layer networks on every token, after a fixed mixing of tokens: MLP, PoolFormer, FNet."""
 
 from __future__ import annotations
 
-import numbers
+from abc import abstractmethod
 from dataclasses import dataclass
 from typing import Any, final
 
@@ -12,32 +12,37 @@ from torch import Tensor, nn
 from convexformer.architecture import HEADS, Head, Layout, Weights
 from convexformer.data import TokenDataset
 from convexformer.gauges import NuclearNorm, Penalty
-from convexformer.heads.gating import check_activation, check_gates, foreign, read_gate, same_gates
+from convexformer.heads.gating import check_activation, check_gates, foreign, gate_tensor, random_factors, same_gates
 from convexformer.heads.recovery import singular_heads
 from convexformer.networks import MLPNetwork
 from convexformer.operators import DenseOperator, GatedOperator, Operator
-from convexformer.operators.gates import draw, token_gates
+from convexformer.operators.gates import token_gates
+from convexformer.operators.mixing import check_grid, fourier_mix, local_mean
 
 
-@final
-@dataclass(frozen=True, eq=False)
-class MLP(Head):
-    """``f(X)_t = sum_j D_j(x_t) (x_t^T w1_j) w2_j`` with ordinary weight decay (Sahiner et al. 2022)::
+class TokenMLP(Head):
+    """``f(X)_t = sum_j D_j(h_t) (h_t^T w1_j) w2_j`` with ordinary weight decay, ``h = h(X)`` a fixed mixing of tokens::
 
-        min_Z  sum_i L(sum_g D_g X_i Z_g, Y_i) + beta sum_g ||Z_g||_*
+        min_Z  sum_i L(sum_g D_g h(X_i) Z_g, Y_i) + beta sum_g ||Z_g||_*
 
-    Targets per token, or pooled: the mean over the real tokens, which then depends on the tokens only through the gated
-    mean token of each gate. ``gates`` is their number or ``h: (g, d)``, gate ``1{X h >= 0}``; a gate may carry several
-    neurons. Weights: ``Z: (d, c)``, gated ``(g, d, c)``.
+    (Sahiner et al. 2022). Targets per token, or pooled: the mean over the real tokens, which then depends on the tokens
+    only through the gated mean of each gate. ``gates`` is their number or ``h: (g, d)``, gate ``1{h(X) h >= 0}``; a gate
+    may carry several neurons. Weights: ``Z: (d, c)``, gated ``(g, d, c)``.
     """
 
-    activation: str = "linear"
-    gates: Any = 16
-    seed: int = 0
+    activation: str
+    gates: Any
+    seed: int
 
-    name = "mlp"
     per_token = True
-    positional = False
+
+    @abstractmethod
+    def mix(self, tokens: TokenDataset) -> TokenDataset:
+        """Return ``h(X)``."""
+
+    @abstractmethod
+    def mixing(self) -> dict[str, Any]:
+        """Return the options by which :class:`MLPNetwork` mixes tokens in the same way."""
 
     def __post_init__(self) -> None:
         check_activation(self.name, self.activation)
@@ -54,6 +59,7 @@ class MLP(Head):
 
     def operator(self, tokens: TokenDataset, layout: Layout) -> Operator:
         """Per token: rows are real tokens. Pooled: rows are samples, features the gated mean tokens."""
+        tokens = self.mix(tokens)
         h, c, d = self._gate_vectors(layout), layout.n_outputs, layout.width
         if h is None:
             features = tokens.real_tokens if layout.per_token else tokens.mean_token
@@ -64,7 +70,7 @@ class MLP(Head):
         pooled = open_gates.mT @ tokens.X / tokens.lengths[:, None, None]  # (N, g, d)
         return DenseOperator(pooled.flatten(1), (h.shape[0], d), c)
 
-    def penalty(self) -> Penalty:
+    def penalty(self, layout: Layout) -> Penalty:
         """Nuclear norm, one for each gate."""
         return NuclearNorm()
 
@@ -72,14 +78,16 @@ class MLP(Head):
         """One neuron for each singular value of each gate's block."""
         where, w1, w2 = singular_heads(weights.Z.reshape(-1, *weights.Z.shape[-2:]))
         h = self._gate_vectors(layout)
-        gated = {} if h is None else {"gates": h.to(w1.device), "gate_index": where}
-        return MLPNetwork(w1, w2, weights.intercept, per_token=layout.per_token, squeeze=layout.squeeze, **gated)
+        gated: dict[str, Any] = {} if h is None else {"gates": h.to(w1.device), "gate_index": where}
+        return MLPNetwork(w1, w2, weights.intercept, **self._options(layout), **gated)
 
     def lift(self, network: nn.Module, layout: Layout) -> Weights:
-        """``Z_g = sum_j w1_j w2_j^T``, after checking gates and sizes."""
+        """``Z_g = sum_j w1_j w2_j^T``, after checking mixing, gates and sizes."""
         expected = f"activation={self.activation!r}"
         if not isinstance(network, MLPNetwork):
             raise foreign(self.name, expected, f"it is a {type(network).__name__}, not an MLPNetwork")
+        if network.mixing() != self.mixing():
+            raise foreign(self.name, expected, f"it mixes tokens by {network.mixing()}, not {self.mixing()}")
         if not same_gates(network.gates, self._gate_vectors(layout)):
             raise foreign(self.name, expected, "its gates are others")
         sizes = (network.w1.shape[1], network.w2.shape[1])
@@ -89,23 +97,108 @@ class MLP(Head):
 
     def random_network(self, layout: Layout, n_heads: int, seed: int = 0, bias: bool = False) -> MLPNetwork:
         """Return a random network of this head, a start for gradient training."""
-        generator = torch.Generator().manual_seed(seed)
-        w1, w2 = (
-            torch.randn((n_heads, size), generator=generator, dtype=torch.float64) / size**0.5
-            for size in (layout.width, layout.n_outputs)
-        )
+        w1, w2 = random_factors([(layout.width,), (layout.n_outputs,)], n_heads, seed)
         h = self._gate_vectors(layout)
-        gated = {} if h is None else {"gates": h, "gate_index": torch.arange(n_heads) % h.shape[0]}
+        gated: dict[str, Any] = {} if h is None else {"gates": h, "gate_index": torch.arange(n_heads) % h.shape[0]}
         start = torch.zeros(layout.n_outputs, dtype=torch.float64) if bias else None
-        return MLPNetwork(w1, w2, start, per_token=layout.per_token, squeeze=layout.squeeze, **gated)
+        return MLPNetwork(w1, w2, start, **self._options(layout), **gated)
+
+    def _options(self, layout: Layout) -> dict[str, Any]:
+        return {"per_token": layout.per_token, "squeeze": layout.squeeze, **self.mixing()}
 
     def _gate_vectors(self, layout: Layout) -> Tensor | None:
         """``(g, d)``, or None for a linear head."""
         if self.activation == "linear":
             return None
-        if isinstance(self.gates, numbers.Integral):
-            return draw((int(self.gates), layout.width), self.seed)
-        return read_gate(self.gates, layout.width, "gates")
+        return gate_tensor(self.gates, (None, layout.width), self.seed)
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class MLP(TokenMLP):
+    """The network on the tokens themselves, ``h(X) = X``: see :class:`TokenMLP` for the program."""
+
+    activation: str = "linear"
+    gates: Any = 16
+    seed: int = 0
+
+    name = "mlp"
+    positional = False
+
+    def mix(self, tokens: TokenDataset) -> TokenDataset:
+        """Return the tokens."""
+        return tokens
+
+    def mixing(self) -> dict[str, Any]:
+        """No mixing."""
+        return {"mix": "none", "window": 1, "grid": None}
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class PoolFormer(TokenMLP):
+    """The network on local means: ``h(X)_t`` averages the tokens that exist in a window centred at t.
+
+    ``window`` is odd; with ``grid=(h, w)`` windows are squares on the grid. See :class:`TokenMLP` for the program.
+    """
+
+    activation: str = "linear"
+    window: int = 3
+    grid: tuple[int, int] | None = None
+    gates: Any = 16
+    seed: int = 0
+
+    name = "poolformer"
+    positional = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not isinstance(self.window, int) or self.window < 1 or self.window % 2 == 0:
+            raise ValueError(f"window={self.window} was given; expected an odd number of tokens, such as 3.")
+
+    def config(self) -> dict[str, Any]:
+        """Return the constructor's arguments."""
+        return {**super().config(), "window": self.window, "grid": self.grid}
+
+    def check(self, layout: Layout) -> None:
+        """Check that the grid holds the tokens."""
+        super().check(layout)
+        check_grid(self.grid, layout.n_tokens)
+
+    def mix(self, tokens: TokenDataset) -> TokenDataset:
+        """Return local means."""
+        return local_mean(tokens, self.window, self.grid)
+
+    def mixing(self) -> dict[str, Any]:
+        """Local means."""
+        return {"mix": "pool", "window": self.window, "grid": None if self.grid is None else tuple(self.grid)}
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class FNet(TokenMLP):
+    """The network on ``h(X) = Re(F_s X F_d^T)``, the unnormalised two-dimensional Fourier transform; no masks.
+
+    See :class:`TokenMLP` for the program.
+    """
+
+    activation: str = "linear"
+    gates: Any = 16
+    seed: int = 0
+
+    name = "fnet"
+    positional = True
+    masks = False
+
+    def mix(self, tokens: TokenDataset) -> TokenDataset:
+        """Return the real part of the transform."""
+        return fourier_mix(tokens)
+
+    def mixing(self) -> dict[str, Any]:
+        """Fourier."""
+        return {"mix": "fourier", "window": 1, "grid": None}
 
 
 HEADS.register("mlp", MLP)
+HEADS.register("poolformer", PoolFormer)
+HEADS.register("fnet", FNet)

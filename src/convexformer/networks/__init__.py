@@ -2,15 +2,25 @@
 
 from convexformer.architecture import Network, Weights
 from convexformer.networks.attention import AttentionNetwork
+from convexformer.networks.combined import SumNetwork
+from convexformer.networks.fourier import FourierNetwork
 from convexformer.networks.mlp import LinearNetwork, MLPNetwork
+from convexformer.networks.selfattention import MixerNetwork, SelfAttentionNetwork
 from convexformer.networks.simplex import train_in_simplex
 from convexformer.networks.standardized import StandardizedNetwork
 
 NETWORKS: dict[str, type[Network]] = {
-    "AttentionNetwork": AttentionNetwork,
-    "LinearNetwork": LinearNetwork,
-    "MLPNetwork": MLPNetwork,
-    "StandardizedNetwork": StandardizedNetwork,
+    kind.__name__: kind
+    for kind in (
+        AttentionNetwork,
+        FourierNetwork,
+        LinearNetwork,
+        MLPNetwork,
+        MixerNetwork,
+        SelfAttentionNetwork,
+        StandardizedNetwork,
+        SumNetwork,
+    )
 }
 
 
@@ -21,13 +31,4 @@ def lift(network: Network) -> Weights:
     return network.lift()
 
 
-__all__ = [
-    "NETWORKS",
-    "AttentionNetwork",
-    "LinearNetwork",
-    "MLPNetwork",
-    "Network",
-    "StandardizedNetwork",
-    "lift",
-    "train_in_simplex",
-]
+__all__ = ["NETWORKS", "Network", "lift", "train_in_simplex", *NETWORKS]

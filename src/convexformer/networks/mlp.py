@@ -7,15 +7,19 @@ from typing import Any, final
 from torch import Tensor
 
 from convexformer.architecture import Weights
+from convexformer.data import TokenDataset
 from convexformer.networks.base import TokenNetwork, fixed, optional, owned
 from convexformer.operators.gates import token_gates
+from convexformer.operators.mixing import fourier_mix, local_mean
+from convexformer.registry import one_of
 
 
 @final
 class MLPNetwork(TokenNetwork):
     """``f(X)_t = sum_j D_j(x_t) (x_t^T w1_j) w2_j + bias``, averaged over tokens unless outputs are per token.
 
-    ``w1: (h, d)``, ``w2: (h, c)``; ``D_j(x) = 1{gates[gate_index[j]]^T x >= 0}``, or 1 for a linear network.
+    ``x_t`` are the tokens, local means of them (``mix="pool"``: PoolFormer) or their Fourier transform (``mix="fourier"``:
+    FNet). ``w1: (h, d)``, ``w2: (h, c)``; ``D_j(x) = 1{gates[gate_index[j]]^T x >= 0}``, or 1 for a linear network.
     ``decay() = 1/2 sum_j (||w1_j||^2 + ||w2_j||^2)`` (Sahiner et al. 2022).
     """
 
@@ -32,16 +36,21 @@ class MLPNetwork(TokenNetwork):
         gate_index: Tensor | None = None,
         per_token: bool = False,
         squeeze: bool = False,
+        mix: str = "none",
+        window: int = 1,
+        grid: tuple[int, int] | None = None,
     ) -> None:
         super().__init__()
         self.w1, self.w2, self.bias = owned(w1), owned(w2), optional(bias)
+        self.mix, self.window = one_of("mix", mix, ("none", "pool", "fourier")), window
+        self.grid = None if grid is None else (int(grid[0]), int(grid[1]))
         self.per_token, self.squeeze = per_token, squeeze
         self.register_buffer("gates", fixed(gates))
         self.register_buffer("gate_index", fixed(gate_index))
 
     def forward(self, X: Tensor, mask: Tensor | None = None) -> Tensor:
         """Return outputs ``(N, c)``, ``(N, s, c)`` per token, or ``(N,)`` where the targets were."""
-        tokens = self.tokens(X, mask)
+        tokens = self._mixed(self.tokens(X, mask))
         hidden = tokens.X @ self.w1.T  # (N, s, h); masked tokens give zeros
         if self.gates is not None:
             hidden = hidden * token_gates(tokens.X, self.gates)[..., self.gate_index]
@@ -53,6 +62,15 @@ class MLPNetwork(TokenNetwork):
             if self.per_token and tokens.mask is not None:
                 outputs = outputs * tokens.mask[..., None]
         return outputs.squeeze(-1) if self.squeeze else outputs
+
+    def _mixed(self, tokens: TokenDataset) -> TokenDataset:
+        if self.mix == "pool":
+            return local_mean(tokens, self.window, self.grid)
+        return fourier_mix(tokens) if self.mix == "fourier" else tokens
+
+    def mixing(self) -> dict[str, Any]:
+        """Return how tokens are mixed."""
+        return {"mix": self.mix, "window": self.window, "grid": self.grid}
 
     def decay(self) -> Tensor:
         """Return ordinary weight decay."""
@@ -72,7 +90,7 @@ class MLPNetwork(TokenNetwork):
 
     def config(self) -> dict[str, Any]:
         """Return the options."""
-        return {"per_token": self.per_token, "squeeze": self.squeeze}
+        return {"per_token": self.per_token, "squeeze": self.squeeze, **self.mixing()}
 
 
 @final

@@ -1,7 +1,26 @@
 """Operators: matrix-free maps from weights to outputs, with their adjoints."""
 
 from convexformer.operators.base import Operator
+from convexformer.operators.bilinear import BilinearOperator, ImplicitMatrix
+from convexformer.operators.combined import SumOperator
 from convexformer.operators.dense import DenseOperator
+from convexformer.operators.fourier import FourierOperator
 from convexformer.operators.gated import GatedOperator
+from convexformer.operators.lowrank import LowRank
+from convexformer.operators.mixer import GatedMixerOperator, MixerOperator
+from convexformer.operators.selfattention import GatedSelfAttentionOperator, SelfAttentionOperator
 
-__all__ = ["DenseOperator", "GatedOperator", "Operator"]
+__all__ = [
+    "BilinearOperator",
+    "DenseOperator",
+    "FourierOperator",
+    "GatedMixerOperator",
+    "GatedOperator",
+    "GatedSelfAttentionOperator",
+    "ImplicitMatrix",
+    "LowRank",
+    "MixerOperator",
+    "Operator",
+    "SelfAttentionOperator",
+    "SumOperator",
+]

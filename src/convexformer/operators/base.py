@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,12 +17,16 @@ class Operator(ABC):
     output_shape: tuple[int, int]
 
     @abstractmethod
-    def apply(self, Z: Tensor) -> Tensor:
-        """``A Z``, shape ``(R, c)``."""
+    def apply(self, Z: Any) -> Tensor:
+        """``A Z``, shape ``(R, c)``; ``Z`` is a tensor, or low-rank weights where the operator knows them."""
 
     @abstractmethod
     def adjoint(self, V: Tensor) -> Tensor:
         """``A^T V``, of ``weight_shape``; ``<V, A Z> = <A^T V, Z>``."""
+
+    def dual_matrix(self, V: Tensor) -> Any:
+        """``-A^T V``: a tensor, or something that knows its products with vectors where a tensor would be too large."""
+        return -self.adjoint(V)
 
     @abstractmethod
     def to(self, *, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> Operator:

@@ -16,15 +16,17 @@ class DenseOperator(Operator):
     """``A Z = Phi Z`` with features ``Phi: (R, p)`` and ``Z`` of ``(*axes, c)``, ``p = prod(axes)``.
 
     Convex attention on flattened tokens (``axes = (s, d)``), the MLP head on pooled gated tokens (``(g, d)``), a
-    linear head on the mean token (``(d,)``).
+    linear head on the mean token (``(d,)``). ``columns`` folds ``Z`` into a matrix of that many columns, row-major (the
+    pooled mixer's ``s x dc``).
     """
 
-    def __init__(self, features: Tensor, axes: tuple[int, ...], n_outputs: int) -> None:
+    def __init__(self, features: Tensor, axes: tuple[int, ...], n_outputs: int, columns: int | None = None) -> None:
         if features.ndim != 2 or features.shape[1] != math.prod(axes):
             raise ValueError(f"features {tuple(features.shape)} do not match weight axes {axes}.")
         self.features = features
         self.axes = axes
-        self.weight_shape = (*axes, n_outputs)
+        self.columns, self.n_outputs = columns, n_outputs
+        self.weight_shape = (*axes, n_outputs) if columns is None else (math.prod(axes) * n_outputs // columns, columns)
         self.output_shape = (features.shape[0], n_outputs)
 
     @property
@@ -42,4 +44,4 @@ class DenseOperator(Operator):
 
     def to(self, *, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> DenseOperator:
         """Move the features."""
-        return DenseOperator(self.features.to(device=device, dtype=dtype), self.axes, self.weight_shape[-1])
+        return DenseOperator(self.features.to(device=device, dtype=dtype), self.axes, self.n_outputs, self.columns)

@@ -27,7 +27,9 @@ class Checkpoint:
         self.fingerprint = fingerprint(problem)
         self.every_seconds = every_seconds
         self._like = problem.operator.like
+        self._shape = problem.operator.weight_shape
         self._last = time.perf_counter()
+        self._first = 0
 
     def resume(self) -> tuple[Weights, int] | None:
         """Return the stored point and its iteration; None when there is no file yet."""
@@ -41,24 +43,28 @@ class Checkpoint:
             raise ValueError(
                 f"the checkpoint {self.path} cannot be read ({error}); delete it to start afresh."
             ) from error
-        if meta.get("fingerprint") != self.fingerprint or "Z" not in tensors:
+        if meta.get("fingerprint") != self.fingerprint or not {"Z", "U"} & set(tensors):
             raise ValueError(
                 f"the checkpoint {self.path} belongs to another problem (other data, head, loss or beta); "
                 "delete it or choose another path."
             )
-        weights = Weights(tensors["Z"], tensors.get("intercept"))
-        return weights.to(device=self._like.device, dtype=self._like.dtype), int(meta.get("iteration", "0"))
+        weights = Weights.of_tensors(tensors, self._shape)
+        self._first = int(meta.get("iteration", "0"))
+        return weights.to(device=self._like.device, dtype=self._like.dtype), self._first
 
     def keep(self, weights: Weights, iteration: int, *, now: bool = False) -> None:
-        """Write the point if the last write is old enough (or ``now``); a crash never leaves half a file."""
+        """Write the point if the last write is old enough (or ``now``); a crash never leaves half a file.
+
+        ``iteration`` counts from the start of this solve; the file counts from that of the first.
+        """
         if not now and time.perf_counter() - self._last < self.every_seconds:
             return
-        tensors = {"Z": weights.Z.contiguous().cpu()}
-        if weights.intercept is not None:
-            tensors["intercept"] = weights.intercept.contiguous().cpu()
+        tensors = {name: tensor.contiguous().cpu() for name, tensor in weights.tensors().items()}
         self.path.parent.mkdir(parents=True, exist_ok=True)
         part = self.path.with_name(self.path.name + ".part")
-        save_file(tensors, str(part), metadata={"fingerprint": self.fingerprint, "iteration": str(iteration)})
+        save_file(
+            tensors, str(part), metadata={"fingerprint": self.fingerprint, "iteration": str(self._first + iteration)}
+        )
         os.replace(part, self.path)
         self._last = time.perf_counter()
 
@@ -75,7 +81,11 @@ def fingerprint(problem: Problem) -> str:
         "intercept": problem.intercept,
         "shape": [*X.shape, problem.layout.n_outputs],
         "tokens": _plain(torch.einsum("n,nsd->sd", ramp, X)),
-        "targets": _plain(problem.Y * problem.w[:, None]),
+        "mask": _plain(
+            torch.ones(X.shape[:2], dtype=torch.bool) if problem.tokens.mask is None else problem.tokens.mask
+        ),
+        "targets": _plain(problem.Y),
+        "weights": _plain(problem.w),
     }
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
 

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from convexformer.architecture import Weights
 from convexformer.certificates import certificate
 from convexformer.data.tokens import check_finite
+from convexformer.operators import BilinearOperator, LowRank
 from convexformer.problem import Problem
 from convexformer.registry import ZeroSolutionWarning, one_of
 from convexformer.solution import Solution, Status
@@ -24,11 +25,13 @@ from convexformer.solvers.checkpoint import Checkpoint
 from convexformer.solvers.fista import fista
 from convexformer.solvers.monitor import Callback, Monitor
 from convexformer.solvers.progress import GapBar
+from convexformer.solvers.staircase import staircase
 
 Solver = Callable[[Problem, Weights, Monitor], None]
 
-SOLVERS: dict[str, Solver] = {"fista": fista}
+SOLVERS: dict[str, Solver] = {"fista": fista, "staircase": staircase}
 MAX_ITER = 20_000
+SMALL = 1 << 14  # a dense Z of so many numbers is FISTA's; beyond, factors pay
 
 
 def solve(
@@ -50,7 +53,12 @@ def solve(
     """
     _check_options(tolerance, max_iter, max_time)
     name = one_of("solver", solver, ("auto", *SOLVERS))
-    name = "fista" if name == "auto" else name
+    name = _choose(problem) if name == "auto" else name
+    if name == "staircase" and not isinstance(problem.operator, BilinearOperator):
+        raise ValueError(
+            f"solver='staircase' works on factors, which the {problem.head.name} head with these options does not have; "
+            "use solver='fista' or 'auto'."
+        )
     if problem.penalty.sparse and problem.beta > problem.beta_max * (1 + 1e-9):
         warnings.warn(
             f"beta={problem.beta:.4g} is above beta_max={problem.beta_max:.4g}: every weight is zero. "
@@ -59,7 +67,7 @@ def solve(
             stacklevel=2,
         )
     keeper = None if checkpoint is None else Checkpoint(checkpoint, problem)
-    start = _start(problem, warm_start)
+    start = _start(problem, warm_start, factors=name == "staircase")
     first = 0
     if keeper is not None and (found := keeper.resume()) is not None:
         start, first = found
@@ -73,7 +81,7 @@ def solve(
             if not monitor.history:
                 raise
         if keeper is not None:
-            keeper.keep(monitor.best, first + monitor.iteration, now=True)
+            keeper.keep(monitor.best, monitor.iteration, now=True)
         proof = certificate(problem, monitor.best)
     if monitor.status not in (Status.CONVERGED, Status.INTERRUPTED):
         warnings.warn(
@@ -97,10 +105,17 @@ def solve(
     )
 
 
-def _start(problem: Problem, warm_start: Any) -> Weights:
-    """Turn whatever the user has into weights of this problem."""
+def _choose(problem: Problem) -> str:
+    """Factors for large matrices, FISTA for the rest."""
+    A = problem.operator
+    return "staircase" if isinstance(A, BilinearOperator) and A.size > SMALL else "fista"
+
+
+def _start(problem: Problem, warm_start: Any, *, factors: bool) -> Weights:
+    """Turn whatever the user has into weights of this problem, as factors or as one tensor."""
     if warm_start is None:
-        return Weights(problem.operator.zeros())
+        A = problem.operator
+        return Weights(LowRank.zeros(A.weight_shape, A.like) if factors else A.zeros())
     if isinstance(warm_start, Solution):
         warm_start = warm_start.weights
     elif isinstance(warm_start, nn.Module):
@@ -117,8 +132,14 @@ def _start(problem: Problem, warm_start: Any) -> Weights:
             f"warm_start has weights of shape {tuple(warm_start.Z.shape)}; this problem expects {tuple(expected)}."
         )
     moved = warm_start.to(device=like.device, dtype=like.dtype)
-    check_finite(moved.Z, "warm_start")
-    return moved if problem.intercept else Weights(moved.Z)
+    for tensor in moved.tensors().values():
+        check_finite(tensor, "warm_start")
+    Z = moved.Z
+    if isinstance(Z, LowRank) and not factors:
+        Z = Z.dense()
+    elif isinstance(Z, Tensor) and factors:
+        Z = LowRank.of(Z)
+    return Weights(Z, moved.intercept if problem.intercept else None)
 
 
 def _check_options(tolerance: float, max_iter: int | None, max_time: float | None) -> None:

@@ -8,13 +8,12 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator
-from typing import final
+from typing import Any, final
 
 import torch
-from torch import Tensor
 
 from convexformer.architecture import Weights
-from convexformer.certificates import certificate, dual_point
+from convexformer.certificates import DualPoint, certificate, dual_point
 from convexformer.problem import Fit, Problem
 from convexformer.solution import Record, Status
 from convexformer.solvers.checkpoint import Checkpoint
@@ -77,27 +76,41 @@ class Monitor:
             self.iteration += 1
             yield self.iteration
 
-    def see(self, Z: Tensor, fit: Fit) -> None:
-        """Look at the point ``Z``, whose loss is ``fit``; check its gap when it is time to."""
-        late = self.seconds >= self.max_time
-        if late or self.iteration % CHECK_EVERY == 0 or self.iteration == self.max_iter:
-            self._check(Z, fit)
-            if late and not self._done:
-                self._stop(Status.MAX_TIME)
+    @property
+    def done(self) -> bool:
+        """Whether the solve is to end."""
+        return self._done
 
-    def _check(self, Z: Tensor, fit: Fit) -> None:
+    @property
+    def late(self) -> bool:
+        """Whether the time is up."""
+        return self.seconds >= self.max_time
+
+    def see(self, Z: Any, fit: Fit) -> None:
+        """Look at the point ``Z``, whose loss is ``fit``; check its gap when it is time to."""
+        if self.late or self.iteration % CHECK_EVERY == 0 or self.iteration == self.max_iter:
+            self.check(Z, fit)
+
+    def check(self, Z: Any, fit: Fit) -> DualPoint:
+        """Check the gap of the point ``Z`` now; return the dual point, for the solver to steer by."""
         problem = self.problem
-        point = dual_point(problem, fit)
+        point = dual_point(problem, fit, quick=True)
+        self._record(Z, fit, point)
+        if self.late and not self._done:
+            self._stop(Status.MAX_TIME)
+        return point
+
+    def _record(self, Z: Any, fit: Fit, point: DualPoint) -> None:
+        problem = self.problem
         primal = fit.value + problem.beta * float(problem.penalty.value(Z))
-        gap = (primal - point.value) if point.polar.kind.certifies else math.inf
-        relative = gap / max(abs(primal), 1e-300)
+        relative = (primal - point.value) / max(abs(primal), 1e-300)
         weights = Weights(Z, fit.intercept)
         record = Record(self.iteration, self.seconds, primal, point.value, relative)
         self.history.append(record)
         self._keep(weights, primal, relative)
         if self.bar is not None:
             self.bar.show(record)
-        if relative <= self.tolerance and self._confirmed(weights):
+        if relative <= self.tolerance and self._confirmed(weights, point):
             self._stop(Status.CONVERGED)
         elif self._checks_without_gain >= STALL_CHECKS:
             self._stop(Status.STALLED)
@@ -118,9 +131,9 @@ class Monitor:
         if relative < self._best_gap or blind or self._best is None:
             self._best, self._best_gap = weights, relative
 
-    def _confirmed(self, weights: Weights) -> bool:
-        """A float32 gap is a hint; the float64 certificate decides."""
-        if self.problem.reference() is self.problem:
+    def _confirmed(self, weights: Weights, point: DualPoint) -> bool:
+        """A gap in float32, or from an estimated polar, is a hint; the float64 certificate decides."""
+        if self.problem.tokens.X.dtype == torch.float64 and point.polar.kind.certifies:
             return True
         confirmed = certificate(self.problem, weights).meets(self.tolerance)
         if not confirmed:

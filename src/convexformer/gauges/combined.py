@@ -1,0 +1,61 @@
+"""Several penalties side by side, for heads whose outputs add up."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, final
+
+import torch
+from torch import Tensor
+
+from convexformer.gauges.base import Penalty, Polar, PolarKind
+
+# from the most to the least trustworthy
+TRUST = (PolarKind.EXACT, PolarKind.UPPER, PolarKind.PROBABILISTIC, PolarKind.LOWER)
+
+
+@final
+class SumPenalty(Penalty):
+    """``g(Z) = sum_k g_k(Z_k)`` for the flattened ``Z_k`` one after the other; polars combine by their maximum."""
+
+    def __init__(self, parts: list[Penalty], shapes: list[tuple[int, ...]]) -> None:
+        self.parts, self.shapes = parts, shapes
+        self.sizes = [math.prod(shape) for shape in shapes]
+
+    @property
+    def sparse(self) -> bool:  # type: ignore[override]
+        """True when every part is: only then is ``Z = 0`` optimal at some beta."""
+        return all(part.sparse for part in self.parts)
+
+    def value(self, Z: Any) -> Tensor:
+        """Add the values."""
+        return torch.stack([part.value(piece) for part, piece in self._split(Z)]).sum()
+
+    def prox(self, Z: Tensor, step: float) -> Tensor:
+        """Apply each prox to its part."""
+        return torch.cat([part.prox(piece, step).flatten() for part, piece in self._split(Z)])
+
+    def scale_limit(self, M: Any, beta: float, *, quick: bool = False) -> tuple[float, Polar]:
+        """Return the smallest limit and the largest polar, with the kind of the least trustworthy part."""
+        found = [part.scale_limit(piece, beta, quick=quick) for part, piece in self._split(M)]
+        polars = [polar for _, polar in found]
+        kind = max((polar.kind for polar in polars), key=TRUST.index)
+        confidence = 1 - sum(1 - polar.confidence for polar in polars)
+        worst = Polar(max(polar.value for polar in polars), kind, confidence)
+        return min(limit for limit, _ in found), worst
+
+    def conjugate(self, M: Any, beta: float) -> float:
+        """Add the conjugates."""
+        return sum(part.conjugate(piece, beta) for part, piece in self._split(M))
+
+    def zero_beta(self, M: Any, curvature: Callable[[], float]) -> Polar:
+        """Return the largest of the parts' values."""
+        return max((part.zero_beta(piece, curvature) for part, piece in self._split(M)), key=lambda polar: polar.value)
+
+    def _split(self, Z: Tensor) -> list[tuple[Penalty, Tensor]]:
+        pieces = Z.split(self.sizes)
+        return [(part, piece.view(shape)) for part, piece, shape in zip(self.parts, pieces, self.shapes, strict=True)]
+
+    def __repr__(self) -> str:
+        return f"SumPenalty({self.parts})"

@@ -1,0 +1,161 @@
+"""Largest singular values of matrices met through products with vectors: estimates, and bounds that may certify."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from convexformer.gauges.base import Polar, PolarKind
+
+SMALL_SIDE = 1024  # eigenvalues of a Gram matrix up to this side
+CHOLESKY_SIDE = 20_000  # a Cholesky test up to this side
+FORMED = 1 << 27  # numbers of M that may be formed for a bound
+FAILURE = 1e-6  # probability that a probabilistic bound is wrong
+LANCZOS_STEPS = 300
+
+
+def gram(M: Tensor) -> Tensor:
+    """Return the Gram matrix of the short side of each slice."""
+    return M.mT @ M if M.shape[-2] >= M.shape[-1] else M @ M.mT
+
+
+def largest(M: Tensor) -> float:
+    """Return the largest singular value of any slice; that of the Gram matrix is accurate to rounding."""
+    return float(torch.linalg.eigvalsh(gram(M))[..., -1].max().clamp_min(0).sqrt())
+
+
+def bound(M: Any) -> Polar:
+    """Bound the largest singular value of an implicit ``M: (B, p, q)`` from above, as tightly as its size allows.
+
+    Exact by eigenvalues when a side is small; proven by a Cholesky factorisation when ``M`` can be formed; otherwise
+    Lanczos with the bound of Kuczynski and Wozniakowski (1992), which holds with the stated probability.
+    """
+    B, p, q = M.shape
+    side = min(p, q)
+    if side <= SMALL_SIDE and B * p * q <= FORMED:
+        return Polar(largest(M.dense()))
+    if side <= CHOLESKY_SIDE and p * q <= FORMED:
+        return Polar(max(_proven(M, b) for b in range(B)), PolarKind.UPPER)
+    top = max(_probable(M, b, B) for b in range(B))
+    return Polar(top, PolarKind.PROBABILISTIC, confidence=1 - FAILURE)
+
+
+def estimate(M: Any) -> Polar:
+    """Estimate the largest singular value quickly, from below: good for steering, never for a certificate."""
+    B, p, q = M.shape
+    if min(p, q) <= SMALL_SIDE and B * p * q <= FORMED:
+        return Polar(largest(M.dense()))
+    return Polar(max(lanczos(M, b, steps=24) for b in range(B)), PolarKind.LOWER)
+
+
+def lanczos(M: Any, b: int, steps: int, seed: int = 0) -> float:
+    """Return the largest singular value of block ``b`` after ``steps`` of Golub-Kahan-Lanczos from a random start."""
+    _, p, q = M.shape
+    like = M.D
+    transposed = q > p  # iterate on the short side
+    there, back = (M.right, M.left) if transposed else (M.left, M.right)
+    generator = torch.Generator().manual_seed(seed)
+    v = torch.randn((1, min(p, q)), generator=generator, dtype=torch.float64).to(like)
+    v = v / v.norm()
+    basis = [v]
+    alphas: list[Tensor] = []
+    betas: list[Tensor] = []
+    previous, beta = None, None
+    for _ in range(min(steps, min(p, q))):
+        u = there(v, b)
+        if previous is not None and beta is not None:
+            u = u - beta * previous
+        alpha = u.norm()
+        u = u / alpha.clamp_min(1e-300)
+        w = back(u, b) - alpha * v
+        Q = torch.cat(basis)
+        for _twice in range(2):  # full reorthogonalisation: rounding must not lose the top
+            w = w - (w @ Q.T) @ Q
+        beta = w.norm()
+        alphas.append(alpha)
+        betas.append(beta)
+        previous, v = u, w / beta.clamp_min(1e-300)
+        basis.append(v)
+    A, E = torch.stack(alphas).double(), torch.stack(betas).double()
+    core = torch.diag(A) + torch.diag(E[:-1], 1)
+    return float(torch.linalg.svdvals(core)[0])
+
+
+def top_pairs(M: Any, k: int, start: Tensor | None = None, sweeps: int = 6) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return the ``k`` largest singular triples over all blocks: values, ``U: (k, p)``, ``V: (k, q)``, blocks.
+
+    By the SVD of small blocks, by subspace iteration on large ones (``start: (j, q)`` seeds it).
+    """
+    B, p, q = M.shape
+    found = []
+    for b in range(B):
+        if min(p, q) <= SMALL_SIDE and B * p * q <= FORMED:
+            U, sigma, V = _gram_pairs(M.dense()[b], k)
+        else:
+            U, sigma, V = _subspace(M, b, k, start, sweeps)
+        found.append((sigma, U, V, torch.full((len(sigma),), b, dtype=torch.int64, device=sigma.device)))
+    sigma, U, V, block = (torch.cat(parts) for parts in zip(*found, strict=True))
+    order = sigma.argsort(descending=True)[:k]
+    return sigma[order], U[order], V[order], block[order]
+
+
+def _gram_pairs(M: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the top ``k`` triples of a matrix by the eigenvectors of its small Gram matrix."""
+    tall = M.shape[0] >= M.shape[1]
+    squares, Q = torch.linalg.eigh(gram(M))
+    Q = Q[:, -k:].flip(1)
+    sigma = squares[-k:].flip(0).clamp_min(0).sqrt()
+    other = ((M if tall else M.T) @ Q / sigma.clamp_min(1e-300)).T
+    return (other, sigma, Q.T) if tall else (Q.T, sigma, other)
+
+
+def _subspace(M: Any, b: int, k: int, start: Tensor | None, sweeps: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Randomised subspace iteration (Halko, Martinsson, Tropp 2011) with batched products."""
+    _, p, q = M.shape
+    generator = torch.Generator().manual_seed(0)
+    width = min(k + 8, p, q)
+    V = torch.randn((width, q), generator=generator, dtype=torch.float64).to(M.D)
+    if start is not None and len(start):
+        V = torch.cat([start.to(V), V])
+        width = min(len(V), p, q)
+        V = V[:width]
+    for _ in range(sweeps):
+        U = torch.linalg.qr(M.left(V, b).T)[0].T
+        V = torch.linalg.qr(M.right(U, b).T)[0].T
+    L, sigma, Rh = torch.linalg.svd(M.left(V, b).T, full_matrices=False)
+    return L.T[:k], sigma[:k], (Rh @ V)[:k]
+
+
+def _proven(M: Any, b: int) -> float:
+    """Return an upper bound that a Cholesky factorisation of ``rho^2 I - M M^T`` proves."""
+    dense = M.dense()[b].double()
+    scale = float(dense.abs().max())
+    if scale == 0.0:
+        return 0.0
+    K = gram(dense / scale)
+    side = K.shape[0]
+    guess = lanczos(M, b, steps=min(60, side)) / scale
+    # the factorisation of a matrix perturbed by rounding proves the bound for one larger by this much
+    slack = 4 * side * torch.finfo(torch.float64).eps * float(K.diagonal().sum())
+    for excess in (1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1, 1.0):
+        rho2 = (guess * (1 + excess)) ** 2
+        shifted = -K
+        shifted.diagonal().add_(rho2)
+        _, info = torch.linalg.cholesky_ex(shifted)
+        if int(info) == 0:
+            return scale * math.sqrt(rho2 + slack)
+    return scale * math.sqrt(float(K.diagonal().sum()) + slack)  # the Frobenius norm always bounds it
+
+
+def _probable(M: Any, b: int, n_blocks: int) -> float:
+    """Return ``rho (1 - eps)^(-1/2)``, a bound with probability ``1 - FAILURE / n_blocks``."""
+    side = min(M.shape[1:])
+    steps = min(LANCZOS_STEPS, side)
+    rho = lanczos(M, b, steps, seed=1)
+    if steps == side:
+        return rho * (1 + 1e-9)
+    root = math.log(1.648 * math.sqrt(side) * n_blocks / FAILURE) / (2 * steps - 1)
+    return rho / math.sqrt(max(1 - root**2, 1e-3))

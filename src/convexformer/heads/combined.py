@@ -1,0 +1,99 @@
+"""Several heads side by side: skip connections and mixtures."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, final
+
+import torch
+from torch import Tensor, nn
+
+from convexformer.architecture import HEADS, Head, Layout, Weights, resolve_head
+from convexformer.data import TokenDataset
+from convexformer.gauges import Penalty, SumPenalty
+from convexformer.heads.gating import foreign
+from convexformer.networks import Network, SumNetwork
+from convexformer.operators import Operator, SumOperator
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Sum(Head):
+    """Outputs added, gauges added: ``min sum_i L(sum_k A_k(Z_k), y_i) + beta sum_k g_k(Z_k)``. Convex, and certified.
+
+    ``heads`` are head objects or names. ``Z`` is the flattened weights of the parts, one after the other; dense, so this
+    is for heads of moderate size.
+    """
+
+    heads: Any
+
+    name = "sum"
+    per_token = True
+    positional = True
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.heads, (list, tuple)) or not self.heads:
+            raise ValueError(f"heads={self.heads!r} was given; expected a list of at least one head.")
+        object.__setattr__(self, "heads", tuple(resolve_head(head) for head in self.heads))
+
+    @property
+    def masks(self) -> bool:  # type: ignore[override]
+        """Masks make sense when they do for every part."""
+        return all(head.masks for head in self.heads)
+
+    def config(self) -> dict[str, Any]:
+        """Return the parts."""
+        return {"heads": self.heads}
+
+    def check(self, layout: Layout) -> None:
+        """Check every part."""
+        for head in self.heads:
+            head.check(layout)
+
+    def operator(self, tokens: TokenDataset, layout: Layout) -> Operator:
+        """Add the outputs."""
+        return SumOperator([head.operator(tokens, layout) for head in self.heads])
+
+    def penalty(self, layout: Layout) -> Penalty:
+        """Add the penalties."""
+        return SumPenalty([head.penalty(layout) for head in self.heads], self._shapes(layout))
+
+    def recover(self, weights: Weights, layout: Layout) -> SumNetwork:
+        """Recover each part; the bias is common."""
+        parts: list[Network] = [
+            head.recover(Weights(piece), layout)
+            for head, piece in zip(self.heads, self._split(weights.Z, layout), strict=True)
+        ]
+        return SumNetwork(parts, weights.intercept)
+
+    def lift(self, network: nn.Module, layout: Layout) -> Weights:
+        """Lift each part and put the results side by side."""
+        if not isinstance(network, SumNetwork) or len(network.parts) != len(self.heads):
+            raise foreign(self.name, f"{len(self.heads)} parts", f"it is a {type(network).__name__}")
+        flat = []
+        for head, part in zip(self.heads, network.parts, strict=True):
+            Z = head.lift(part, layout).Z
+            flat.append((Z if isinstance(Z, Tensor) else Z.dense()).flatten())
+        return Weights(torch.cat(flat), None if network.bias is None else network.bias.detach().clone())
+
+    def token_norms(self, Z: Tensor) -> Tensor | None:
+        """No common measure of tokens."""
+        return None
+
+    def random_network(self, layout: Layout, n_heads: int, seed: int = 0, bias: bool = False) -> SumNetwork:
+        """Return a random network of each part, a start for gradient training."""
+        parts = [head.random_network(layout, n_heads, seed + k) for k, head in enumerate(self.heads)]
+        return SumNetwork(parts, torch.zeros(layout.n_outputs, dtype=torch.float64) if bias else None)
+
+    def _shapes(self, layout: Layout) -> list[tuple[int, ...]]:
+        """Weight shapes of the parts, from a sample of zeros: shapes never depend on the data."""
+        probe = TokenDataset(torch.zeros((1, layout.n_tokens, layout.width), dtype=torch.float64))
+        return [head.operator(probe, layout).weight_shape for head in self.heads]
+
+    def _split(self, Z: Tensor, layout: Layout) -> list[Tensor]:
+        shapes = self._shapes(layout)
+        pieces = Z.split([torch.Size(shape).numel() for shape in shapes])
+        return [piece.view(shape) for piece, shape in zip(pieces, shapes, strict=True)]
+
+
+HEADS.register("sum", Sum)

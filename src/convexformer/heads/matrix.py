@@ -1,0 +1,268 @@
+"""Self-attention and the MLP-Mixer: heads whose weights are matrices on both sides."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import dataclass, replace
+from typing import Any, final
+
+import torch
+from scipy.sparse.csgraph import connected_components
+from torch import Tensor, nn
+
+from convexformer.architecture import HEADS, Head, Layout, Weights
+from convexformer.data import TokenDataset
+from convexformer.gauges import NuclearNorm, Penalty, SumPenalty
+from convexformer.heads.gating import check_activation, check_gates, foreign, gate_tensor, random_factors, same_gates
+from convexformer.networks import MixerNetwork, SelfAttentionNetwork
+from convexformer.networks.selfattention import MatrixNetwork
+from convexformer.operators import (
+    DenseOperator,
+    GatedMixerOperator,
+    GatedSelfAttentionOperator,
+    LowRank,
+    MixerOperator,
+    Operator,
+    SelfAttentionOperator,
+    SumOperator,
+)
+from convexformer.operators.mixer import mixer_gates
+from convexformer.operators.selfattention import attention_gates
+
+
+class MatrixHead(Head):
+    """What the two share: gates of square matrices, recovery by singular vectors, the lift.
+
+    ``Z = sum_j vec_F(W1_j) vec_C(W2_j)^T`` (columns of ``W1`` one after the other, rows of ``W2`` one after the other):
+    the order that appendix A of Sahiner et al. needs and does not print.
+    """
+
+    activation: str
+    gates: Any
+    seed: int
+
+    per_token = True
+    network_type: type[MatrixNetwork]
+
+    def __post_init__(self) -> None:
+        check_activation(self.name, self.activation)
+        check_gates(self.gates, parts=1)
+
+    @abstractmethod
+    def side(self, layout: Layout) -> int:
+        """Return the side of the square ``W1``: d for self-attention, s for the mixer."""
+
+    def config(self) -> dict[str, Any]:
+        """Return the constructor's arguments."""
+        return {"activation": self.activation, "gates": self.gates, "seed": self.seed}
+
+    def check(self, layout: Layout) -> None:
+        """Check that given gates match the tokens."""
+        super().check(layout)
+        self._gate_matrices(layout)
+
+    def recover(self, weights: Weights, layout: Layout) -> MatrixNetwork:
+        """One head for each singular value: ``W1 = sqrt(sigma) unvec_F(u)``, ``W2 = sqrt(sigma) unvec_C(v)``."""
+        Z = self._as_factors(weights.Z, layout).balanced()
+        n, c, d = self.side(layout), layout.n_outputs, layout.width
+        H = self._gate_matrices(layout)
+        gated = {} if H is None else {"gates": H.to(Z.device), "gate_index": Z.block}
+        m = Z.n_terms
+        w1, w2 = Z.U.view(m, n, n).mT, Z.V.view(m, d, c)
+        return self.network_type(w1, w2, weights.intercept, per_token=layout.per_token, squeeze=layout.squeeze, **gated)
+
+    def lift(self, network: nn.Module, layout: Layout) -> Weights:
+        """``Z = sum_j vec_F(W1_j) vec_C(W2_j)^T``, after checking gates and sizes."""
+        expected = f"activation={self.activation!r}"
+        if not isinstance(network, self.network_type):
+            raise foreign(self.name, expected, f"it is a {type(network).__name__}, not a {self.network_type.__name__}")
+        if not same_gates(network.gates, self._gate_matrices(layout)):
+            raise foreign(self.name, expected, "its gates are others")
+        sizes = (network.w1.shape[1], network.w2.shape[1], network.w2.shape[2])
+        if sizes != (self.side(layout), layout.width, layout.n_outputs) or network.per_token != layout.per_token:
+            raise foreign(self.name, expected, f"its sizes are {sizes}, per token: {network.per_token}")
+        lifted = network.lift()
+        return Weights(self._from_factors(lifted.Z, layout), lifted.intercept)
+
+    def random_network(self, layout: Layout, n_heads: int, seed: int = 0, bias: bool = False) -> MatrixNetwork:
+        """Return a random network of this head, a start for gradient training."""
+        n = self.side(layout)
+        w1, w2 = random_factors([(n, n), (layout.width, layout.n_outputs)], n_heads, seed)
+        H = self._gate_matrices(layout)
+        gated = {} if H is None else {"gates": H, "gate_index": torch.arange(n_heads) % H.shape[0]}
+        start = torch.zeros(layout.n_outputs, dtype=torch.float64) if bias else None
+        return self.network_type(w1, w2, start, per_token=layout.per_token, squeeze=layout.squeeze, **gated)
+
+    def _as_factors(self, Z: Any, layout: Layout) -> LowRank:
+        """Return weights of the program as factors of the full ``Z``."""
+        return Z if isinstance(Z, LowRank) else LowRank.of(Z)
+
+    def _from_factors(self, Z: LowRank, layout: Layout) -> Any:
+        """Return factors of the full ``Z`` as weights of the program."""
+        return Z
+
+    def _gate_matrices(self, layout: Layout) -> Tensor | None:
+        """``(g, n, n)``, or None for a linear head."""
+        if self.activation == "linear":
+            return None
+        n = self.side(layout)
+        return gate_tensor(self.gates, (None, n, n), self.seed)
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class SelfAttention(MatrixHead):
+    """``f(X) = sum_j (D_j . (X W1_j X^T)) X W2_j`` with ordinary weight decay (Sahiner et al. 2022, theorems 3.1, C.1)::
+
+        min_Z  sum_i L(sum_g D_g-gated attention with Z_g, Y_i) + beta sum_g ||Z_g||_*,    Z_g: (d^2, d c)
+
+    Linear attention needs the tokens only through Gram matrices, and through the mean token when pooled: they are read
+    once. ``gates`` is their number or ``H: (g, d, d)``, gate ``1{X H X^T >= 0}``. Where the channels fall into blocks that
+    no sample correlates, the linear program separates into smaller ones (corollary 3.2); ``Z`` is then their flattened
+    variables one after the other.
+    """
+
+    activation: str = "linear"
+    gates: Any = 4
+    seed: int = 0
+
+    name = "self_attention"
+    positional = False
+    network_type = SelfAttentionNetwork
+
+    def side(self, layout: Layout) -> int:
+        """d: ``W1`` acts on channels."""
+        return layout.width
+
+    def prepare(self, tokens: TokenDataset, layout: Layout) -> Layout:
+        """Find blocks of channels that no sample correlates."""
+        if self.activation != "linear":
+            return layout
+        eps = torch.finfo(tokens.X.dtype).eps
+        nonzero = torch.zeros((layout.width, layout.width), dtype=torch.bool, device=tokens.X.device)
+        for x in tokens.X.split(4096):
+            size = x.abs().mT @ x.abs()  # what rounding can leave of an inner product that is zero
+            nonzero |= ((x.mT @ x).abs() > 8 * eps * size).any(0)
+            if bool(nonzero.all()):
+                return layout
+        count, label = connected_components(nonzero.cpu().numpy(), directed=False)
+        if count == 1:
+            return layout
+        blocks = tuple(tuple(int(k) for k in (label == b).nonzero()[0]) for b in range(count))
+        return replace(layout, channel_blocks=blocks)
+
+    def operator(self, tokens: TokenDataset, layout: Layout) -> Operator:
+        """Gram matrices where linear, gated scores otherwise."""
+        X, c = tokens.X, layout.n_outputs
+        if (H := self._gate_matrices(layout)) is not None:
+            pool = None
+            if not layout.per_token:
+                real = X.new_ones(X.shape[:2]) if tokens.mask is None else tokens.mask.to(X.dtype)
+                pool = real / tokens.lengths[:, None]
+            return GatedSelfAttentionOperator(X, attention_gates(X, H), c, pool, tokens.mask)
+        rows = X if layout.per_token else tokens.mean_token[:, None]
+        keep = tokens.mask if layout.per_token else None
+        if not layout.channel_blocks:
+            return SelfAttentionOperator(rows, X.mT @ X, c, keep)
+        parts: list[Operator] = []
+        for block in layout.channel_blocks:
+            own = X[..., list(block)]
+            parts.append(SelfAttentionOperator(rows, own.mT @ own, c, keep))
+        return SumOperator(parts)
+
+    def penalty(self, layout: Layout) -> Penalty:
+        """Nuclear norm, one for each gate or block of channels."""
+        if not layout.channel_blocks:
+            return NuclearNorm()
+        shapes = self._block_shapes(layout)
+        return SumPenalty([NuclearNorm() for _ in shapes], shapes)
+
+    def _block_shapes(self, layout: Layout) -> list[tuple[int, ...]]:
+        return [(len(b) * layout.width, len(b) * layout.n_outputs) for b in layout.channel_blocks]
+
+    def _as_factors(self, Z: Any, layout: Layout) -> LowRank:
+        """Blocks of channels become factors that are zero outside their block."""
+        if not layout.channel_blocks:
+            return super()._as_factors(Z, layout)
+        d, c = layout.width, layout.n_outputs
+        full = LowRank.zeros((d * d, d * c), Z)
+        pieces = Z.split([rows * cols for rows, cols in self._block_shapes(layout)])
+        for block, piece, shape in zip(layout.channel_blocks, pieces, self._block_shapes(layout), strict=True):
+            own = LowRank.of(piece.view(shape))
+            U, V = Z.new_zeros((own.n_terms, d, d)), Z.new_zeros((own.n_terms, d, c))
+            U[:, list(block)] = own.U.view(-1, len(block), d)
+            V[:, list(block)] = own.V.view(-1, len(block), c)
+            full = full.append(U.flatten(1), V.flatten(1), own.block)
+        return full
+
+    def _from_factors(self, Z: LowRank, layout: Layout) -> Any:
+        if not layout.channel_blocks:
+            return Z
+        d, c = layout.width, layout.n_outputs
+        U, V = Z.U.view(-1, d, d), Z.V.view(-1, d, c)
+        parts = []
+        for block in layout.channel_blocks:
+            own = list(block)
+            parts.append((U[:, own].flatten(1).T @ V[:, own].flatten(1)).flatten())
+        return torch.cat(parts)
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class MLPMixer(MatrixHead):
+    """``f(X) = sum_j (D_j . (W1_j X)) W2_j`` with ordinary weight decay (Sahiner et al. 2022, theorems 3.2, C.2)::
+
+        min_Z  sum_i L(sum_g D_g-gated mixing with Z_g, Y_i) + beta sum_g ||Z_g||_*,    Z_g: (s^2, d c)
+
+    Pooled and linear it is exactly the smaller program ``sum_i L(sum_t X_i[t] Z_t, y_i) + beta sqrt(s) ||Z||_*`` with
+    ``Z: (s, d c)``. ``gates`` is their number or ``H: (g, s, s)``, gate ``1{H X >= 0}``. Tokens are mixed by position, so
+    there are no masks.
+    """
+
+    activation: str = "linear"
+    gates: Any = 4
+    seed: int = 0
+
+    name = "mlp_mixer"
+    positional = True
+    masks = False
+    network_type = MixerNetwork
+
+    def side(self, layout: Layout) -> int:
+        """s: ``W1`` acts on positions."""
+        return layout.n_tokens
+
+    def operator(self, tokens: TokenDataset, layout: Layout) -> Operator:
+        """Flattened tokens when pooled and linear, mixing otherwise."""
+        X, c = tokens.X, layout.n_outputs
+        if (H := self._gate_matrices(layout)) is not None:
+            return GatedMixerOperator(X, mixer_gates(X, H), c, pooled=not layout.per_token)
+        if layout.per_token:
+            return MixerOperator(X, c)
+        return DenseOperator(X.flatten(1), (layout.n_tokens, layout.width), c, columns=layout.width * c)
+
+    def penalty(self, layout: Layout) -> Penalty:
+        """Nuclear norm, times ``sqrt(s)`` in the reduced program."""
+        return NuclearNorm(layout.n_tokens**0.5 if self._reduced(layout) else 1.0)
+
+    def _reduced(self, layout: Layout) -> bool:
+        return self.activation == "linear" and not layout.per_token
+
+    def _as_factors(self, Z: Any, layout: Layout) -> LowRank:
+        """``z v^T`` of the reduced program is the atom ``W1 = 1 z^T``, ``W2 = v`` of the full one."""
+        small = super()._as_factors(Z, layout)
+        if not self._reduced(layout):
+            return small
+        s = layout.n_tokens
+        U = small.U[:, :, None].expand(-1, s, s).flatten(1)  # W1[o, t] = z[t], stored by columns
+        return LowRank(U, small.V, small.block, (s * s, Z.shape[1]))
+
+    def _from_factors(self, Z: LowRank, layout: Layout) -> Any:
+        if not self._reduced(layout):
+            return Z
+        s = layout.n_tokens
+        return Z.U.view(-1, s, s).mean(2).T @ Z.V  # the pooled row of each W1
+
+
+HEADS.register("self_attention", SelfAttention)
+HEADS.register("mlp_mixer", MLPMixer)

@@ -1,0 +1,96 @@
+"""Fourier neural operators with real kernels."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, final
+
+import torch
+from torch import Tensor
+
+from convexformer.architecture import Weights
+from convexformer.networks.base import TokenNetwork, fixed, optional, owned
+from convexformer.operators.fourier import FourierOperator, fourier_gates
+
+
+@final
+class FourierNetwork(TokenNetwork):
+    """``f(X)_block = sum_j D_j . (circ(X_block) w1_j) w2_j^T + bias`` (Sahiner et al. 2022, (24), (28)).
+
+    ``w1: (h, s, d/B)`` kernels over shifts and channels, ``w2: (h, c/B)``, ``block: (h,)`` the channel block of each;
+    ``gates: (B, g, s, d/B)`` with ``gate_index: (h,)``, or None. Pooled: the mean over tokens.
+    """
+
+    block: Tensor
+    gates: Tensor | None
+    gate_index: Tensor | None
+
+    def __init__(
+        self,
+        w1: Tensor,
+        w2: Tensor,
+        bias: Tensor | None = None,
+        *,
+        block: Tensor,
+        blocks: int = 1,
+        grid: tuple[int, ...] = (),
+        gates: Tensor | None = None,
+        gate_index: Tensor | None = None,
+        blocked: bool = False,
+        per_token: bool = False,
+        squeeze: bool = False,
+    ) -> None:
+        super().__init__()
+        self.w1, self.w2, self.bias = owned(w1), owned(w2), optional(bias)
+        self.blocks, self.blocked = blocks, blocked
+        self.grid = tuple(grid) or (w1.shape[1],)
+        self.per_token, self.squeeze = per_token, squeeze
+        self.register_buffer("block", fixed(block))
+        self.register_buffer("gates", fixed(gates))
+        self.register_buffer("gate_index", fixed(gate_index))
+
+    def forward(self, X: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Return outputs ``(N, c)``, or ``(N, s, c)`` per token."""
+        tokens = self.tokens(X, mask)
+        if tokens.mask is not None or tokens.n_tokens != math.prod(self.grid):
+            raise ValueError(
+                f"this network takes {math.prod(self.grid)} unmasked tokens; got shape {tuple(tokens.X.shape)}."
+            )
+        Z, c = self._dense(self.w1, self.w2), self.blocks * self.w2.shape[1]
+        gates = None if self.gates is None else fourier_gates(tokens.X.detach(), self.gates, self.grid)
+        operator = FourierOperator(tokens.X, self.grid, c, gates, blocks=self.blocks, pooled=not self.per_token)
+        outputs = operator.apply(Z)
+        if self.per_token:
+            outputs = outputs.view(tokens.n_samples, tokens.n_tokens, c)
+        if self.bias is not None:
+            outputs = outputs + self.bias
+        return outputs.squeeze(-1) if self.squeeze else outputs
+
+    def decay(self) -> Tensor:
+        """``1/2 sum_j (||w1_j||^2 + ||w2_j||^2)``."""
+        return 0.5 * (self.w1.square().sum() + self.w2.square().sum())
+
+    def lift(self) -> Weights:
+        """``Z = sum_j w1_j w2_j^T`` by block and gate; for pooled linear outputs the sum over shifts (see the head)."""
+        Z = self._dense(self.w1.detach(), self.w2.detach())
+        if self.gates is None and not self.per_token:
+            B, _, _, cb = Z.shape
+            Z = Z.view(B, 1, math.prod(self.grid), -1, cb).sum(2)
+        if self.gates is None:
+            Z = Z[:, 0]
+        if not self.blocked:
+            Z = Z[0]
+        return Weights(Z, None if self.bias is None else self.bias.detach().clone())
+
+    def _dense(self, w1: Tensor, w2: Tensor) -> Tensor:
+        """``(B, g, s*d/B, c/B)``."""
+        g = 1 if self.gates is None else self.gates.shape[1]
+        slot = self.block * g + (0 if self.gate_index is None else self.gate_index)
+        flat = w1.flatten(1)
+        Z = [flat[slot == k].T @ w2[slot == k] for k in range(self.blocks * g)]
+        return torch.stack(Z).view(self.blocks, g, flat.shape[1], w2.shape[1])
+
+    def config(self) -> dict[str, Any]:
+        """Return the options."""
+        own = {"blocks": self.blocks, "grid": list(self.grid), "blocked": self.blocked}
+        return {**own, "per_token": self.per_token, "squeeze": self.squeeze}

@@ -1,0 +1,116 @@
+"""Multi-head self-attention and the MLP-Mixer, as the theorems have them."""
+
+from __future__ import annotations
+
+from typing import Any, final
+
+import torch
+from torch import Tensor
+
+from convexformer.architecture import Weights
+from convexformer.networks.base import TokenNetwork, fixed, optional, owned
+from convexformer.operators import LowRank
+from convexformer.operators.mixer import mixer_gates
+from convexformer.operators.selfattention import attention_gates
+
+
+class MatrixNetwork(TokenNetwork):
+    """What the two share: factors ``W1_j``, ``W2_j``, gates, pooling, ordinary weight decay and the lift."""
+
+    gates: Tensor | None
+    gate_index: Tensor | None
+
+    def __init__(
+        self,
+        w1: Tensor,
+        w2: Tensor,
+        bias: Tensor | None = None,
+        *,
+        gates: Tensor | None = None,
+        gate_index: Tensor | None = None,
+        per_token: bool = False,
+        squeeze: bool = False,
+    ) -> None:
+        super().__init__()
+        self.w1, self.w2, self.bias = owned(w1), owned(w2), optional(bias)
+        self.per_token, self.squeeze = per_token, squeeze
+        self.register_buffer("gates", fixed(gates))
+        self.register_buffer("gate_index", fixed(gate_index))
+
+    def finish(self, outputs: Tensor, mask: Tensor | None) -> Tensor:
+        """Add the bias to real tokens and give the outputs the shape of the targets."""
+        if self.bias is not None:
+            outputs = outputs + self.bias
+        if self.per_token and mask is not None:
+            outputs = outputs * mask[..., None]
+        return outputs.squeeze(-1) if self.squeeze else outputs
+
+    def decay(self) -> Tensor:
+        """``1/2 sum_j (||W1_j||_F^2 + ||W2_j||_F^2)``."""
+        return 0.5 * (self.w1.square().sum() + self.w2.square().sum())
+
+    def lift(self) -> Weights:
+        """``Z = sum_j vec_F(W1_j) vec_C(W2_j)^T``, block by gate, as factors."""
+        U, V = self.w1.detach().mT.flatten(1), self.w2.detach().flatten(1)
+        bias = None if self.bias is None else self.bias.detach().clone()
+        shape: tuple[int, ...] = (U.shape[1], V.shape[1])
+        if self.gates is None or self.gate_index is None:
+            return Weights(LowRank(U, V, torch.zeros(len(U), dtype=torch.int64, device=U.device), shape), bias)
+        return Weights(LowRank(U, V, self.gate_index, (self.gates.shape[0], *shape)), bias)
+
+    def config(self) -> dict[str, Any]:
+        """Return the options."""
+        return {"per_token": self.per_token, "squeeze": self.squeeze}
+
+
+@final
+class SelfAttentionNetwork(MatrixNetwork):
+    """``f(X) = sum_j (D_j . (X W1_j X^T)) X W2_j + bias`` (Sahiner et al. 2022, (12)); pooled: its mean over real tokens.
+
+    ``w1: (h, d, d)``, ``w2: (h, d, c)``; ``D_j = 1{X H X^T >= 0}`` with ``H = gates[gate_index[j]]``, or 1.
+    """
+
+    def forward(self, X: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Return outputs ``(N, c)``, or ``(N, s, c)`` per token."""
+        tokens = self.tokens(X, mask)
+        x = tokens.X
+        rows = x if self.per_token else tokens.mean_token[:, None]
+        if self.gates is None or self.gate_index is None:
+            context = x.mT @ x  # (N, d, d): linear attention needs the Gram matrix alone
+            outputs = torch.einsum("nod,hde,nef,hfc->noc", rows, self.w1, context, self.w2)
+        else:
+            real = x.new_ones(x.shape[:2]) if tokens.mask is None else tokens.mask.to(x.dtype)
+            outputs = x.new_zeros((*x.shape[:2], self.w2.shape[2]))
+            open_gates = attention_gates(x.detach(), self.gates)
+            for j, gate in enumerate(self.gate_index.tolist()):  # one head at a time: no (N, h, s, s) tensor
+                scores = (x @ self.w1[j] @ x.mT) * open_gates[:, gate]
+                outputs = outputs + scores @ (x @ self.w2[j])
+            if not self.per_token:
+                outputs = (outputs * real[..., None]).sum(1, keepdim=True) / tokens.lengths[:, None, None]
+        return self.finish(outputs if self.per_token else outputs[:, 0], tokens.mask)
+
+
+@final
+class MixerNetwork(MatrixNetwork):
+    """``f(X) = sum_j (D_j . (W1_j X)) W2_j + bias`` (Sahiner et al. 2022, (17)); pooled: its mean over tokens.
+
+    ``w1: (h, s, s)``, ``w2: (h, d, c)``; ``D_j = 1{H X >= 0}`` with ``H = gates[gate_index[j]]``, or 1.
+    """
+
+    def forward(self, X: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Return outputs ``(N, c)``, or ``(N, s, c)`` per token."""
+        tokens = self.tokens(X, mask)
+        x = tokens.X
+        if x.shape[1] != self.w1.shape[1] or tokens.mask is not None:
+            raise ValueError(
+                f"a mixer of {self.w1.shape[1]} tokens takes that many, unmasked; got shape {tuple(x.shape)}."
+            )
+        outputs = x.new_zeros((x.shape[0], x.shape[1] if self.per_token else 1, self.w2.shape[2]))
+        open_gates = None if self.gates is None else mixer_gates(x.detach(), self.gates)
+        index = [0] * len(self.w1) if self.gate_index is None else self.gate_index.tolist()
+        for j, gate in enumerate(index):
+            mixed = self.w1[j] @ x
+            if open_gates is not None:
+                mixed = mixed * open_gates[:, gate]
+            outputs = outputs + (mixed if self.per_token else mixed.mean(1, keepdim=True)) @ self.w2[j]
+        return self.finish(outputs if self.per_token else outputs[:, 0], None)

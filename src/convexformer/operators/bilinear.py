@@ -1,0 +1,118 @@
+"""Operators whose weights are matrices met only through their factors: self-attention and the mixer."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import final
+
+import torch
+from torch import Tensor
+
+from convexformer.operators.base import Operator
+from convexformer.operators.lowrank import LowRank
+
+CHUNK = 1 << 25  # numbers in a temporary: 256 MiB in float64
+
+
+class BilinearOperator(Operator):
+    """``A Z`` for ``Z: (p, q)`` or ``(B, p, q)``, known through ``A(u v^T)`` in block b and ``M = A^T V`` times a vector.
+
+    A concrete operator writes :meth:`apply_factors`, :meth:`left` and :meth:`right`; dense weights come for free (and may
+    be overridden where one product is faster).
+    """
+
+    @abstractmethod
+    def apply_factors(self, Z: LowRank) -> Tensor:
+        """``A Z``, shape ``(R, c)``, without forming ``Z``."""
+
+    @abstractmethod
+    def left(self, D: Tensor, V: Tensor, b: int) -> Tensor:
+        """``M_b V_j`` for rows ``V: (k, q)``, shape ``(k, p)``, where ``M = A^T D``."""
+
+    @abstractmethod
+    def right(self, D: Tensor, U: Tensor, b: int) -> Tensor:
+        """``M_b^T U_j`` for rows ``U: (k, p)``, shape ``(k, q)``, where ``M = A^T D``."""
+
+    @property
+    def n_blocks(self) -> int:
+        """B, the number of gates; 1 for a linear head."""
+        return self.weight_shape[0] if len(self.weight_shape) == 3 else 1
+
+    @property
+    def size(self) -> int:
+        """How many numbers a dense ``Z`` would hold."""
+        p, q = self.weight_shape[-2:]
+        return self.n_blocks * p * q
+
+    def pull(self, D: Tensor, Z: LowRank) -> tuple[Tensor, Tensor]:
+        """Return the gradients in the factors: ``M V_j`` and ``M^T U_j`` for each term, each in its block."""
+        if self.n_blocks == 1:
+            return self.left(D, Z.V, 0), self.right(D, Z.U, 0)
+        GU, GV = torch.zeros_like(Z.U), torch.zeros_like(Z.V)
+        for b in Z.block.unique().tolist():
+            own = Z.block == b
+            GU[own], GV[own] = self.left(D, Z.V[own], b), self.right(D, Z.U[own], b)
+        return GU, GV
+
+    def apply(self, Z: Tensor | LowRank) -> Tensor:
+        """``A Z`` for dense or low-rank weights."""
+        if isinstance(Z, LowRank):
+            return self.apply_factors(Z) if Z.n_terms else Z.U.new_zeros(self.output_shape)
+        return self.apply_dense(Z)
+
+    def apply_dense(self, Z: Tensor) -> Tensor:
+        """``A Z`` for dense weights: one term for each row (or column) of each block."""
+        slices = Z.reshape(-1, *Z.shape[-2:])
+        B, p, q = slices.shape
+        k = min(p, q)
+        unit = torch.eye(k, dtype=Z.dtype, device=Z.device).repeat(B, 1)
+        block = torch.arange(B, device=Z.device).repeat_interleave(k)
+        U, V = (unit, slices.flatten(0, 1)) if p <= q else (slices.mT.flatten(0, 1), unit)
+        return self.apply_factors(LowRank(U, V, block, self.weight_shape))
+
+    def adjoint(self, V: Tensor) -> Tensor:
+        """``M = A^T V`` as one tensor: matrix-vector products with the unit vectors of its short side."""
+        p, q = self.weight_shape[-2:]
+        unit = torch.eye(min(p, q), dtype=V.dtype, device=V.device)
+        blocks = [self.right(V, unit, b) if p <= q else self.left(V, unit, b).mT for b in range(self.n_blocks)]
+        return torch.stack(blocks).reshape(self.weight_shape)
+
+    def dual_matrix(self, V: Tensor) -> Tensor | ImplicitMatrix:
+        """``-A^T V`` as something that knows its products with vectors; formed only when asked to."""
+        return ImplicitMatrix(self, -V)
+
+
+@final
+class ImplicitMatrix:
+    """``M = A^T D``, block by block, through products with vectors."""
+
+    def __init__(self, operator: BilinearOperator, D: Tensor) -> None:
+        self.operator = operator
+        self.D = D
+        self._dense: Tensor | None = None
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """``(B, p, q)``."""
+        p, q = self.operator.weight_shape[-2:]
+        return self.operator.n_blocks, p, q
+
+    def left(self, V: Tensor, b: int) -> Tensor:
+        """``M_b V_j``, rows ``(k, q) -> (k, p)``."""
+        return self.operator.left(self.D, V, b)
+
+    def right(self, U: Tensor, b: int) -> Tensor:
+        """``M_b^T U_j``, rows ``(k, p) -> (k, q)``."""
+        return self.operator.right(self.D, U, b)
+
+    def dense(self) -> Tensor:
+        """``(B, p, q)``, formed once."""
+        if self._dense is None:
+            self._dense = self.operator.adjoint(self.D).reshape(self.shape)
+        return self._dense
+
+
+def sample_chunks(n: int, numbers_each: int) -> list[slice]:
+    """Cut ``n`` samples so that a temporary of ``numbers_each`` numbers a sample stays within ``CHUNK``."""
+    step = max(1, CHUNK // max(1, numbers_each))
+    return [slice(start, min(start + step, n)) for start in range(0, n, step)]

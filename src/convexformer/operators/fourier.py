@@ -1,0 +1,104 @@
+"""Fourier neural operators: circular convolution over tokens, by FFT."""
+
+from __future__ import annotations
+
+from typing import final
+
+import torch
+from torch import Tensor
+
+from convexformer.operators.base import Operator
+
+
+@final
+class FourierOperator(Operator):
+    """``f_i[o, block b] = sum_g D[i, b, g, o] sum_u X_i[o - u, block b] Z[b, g, u]``, tokens on a grid, shifts circular.
+
+    ``Z: (B, g, s*d/B, c/B)``, row ``u*d/B + a`` for shift u and channel a; axes of size one given in ``axes`` are dropped
+    from ``weight_shape``. ``gates: (N, B, g, s)`` or None. Cost a pass: O(N s (d + g c) log s + N s d g c / B).
+    """
+
+    def __init__(
+        self,
+        X: Tensor,
+        grid: tuple[int, ...],
+        n_outputs: int,
+        gates: Tensor | None = None,
+        *,
+        blocks: int = 1,
+        pooled: bool = False,
+        axes: str = "bg",
+    ) -> None:
+        self.X, self.grid, self.gates = X, grid, gates
+        self.B, self.pooled, self.axes = blocks, pooled, axes
+        self.N, self.s, self.d = X.shape
+        self.g = 1 if gates is None else gates.shape[2]
+        self.db, self.cb = self.d // blocks, n_outputs // blocks
+        lead = tuple(size for axis, size in (("b", blocks), ("g", self.g)) if axis in axes)
+        self.weight_shape = (*lead, self.s * self.db, self.cb)
+        self.output_shape = (self.N if pooled else self.N * self.s, n_outputs)
+        # (frequency, B, N, db): one matrix of samples by channels for each frequency and block
+        self.spectrum = self._fft(X).view(self.N, -1, blocks, self.db).permute(1, 2, 0, 3).contiguous()
+
+    @property
+    def like(self) -> Tensor:
+        """The tokens."""
+        return self.X
+
+    def to(self, *, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> FourierOperator:
+        """Move tokens and gates."""
+        gates = None if self.gates is None else self.gates.to(device=device)
+        X, c = self.X.to(device=device, dtype=dtype), self.B * self.cb
+        return FourierOperator(X, self.grid, c, gates, blocks=self.B, pooled=self.pooled, axes=self.axes)
+
+    def apply(self, Z: Tensor) -> Tensor:
+        """Multiply spectra, go back, gate and add."""
+        Z = Z.reshape(self.B, self.g, self.s, self.db, self.cb)
+        kernel = self._fft(Z.permute(2, 0, 3, 1, 4).reshape(1, self.s, -1))[0]  # (f, B*db*g*cb)
+        kernel = kernel.view(-1, self.B, self.db, self.g * self.cb)
+        out = (self.spectrum @ kernel).permute(2, 0, 1, 3)  # (N, f, B, g*cb)
+        out = self._ifft(out.reshape(self.N, out.shape[1], -1)).view(self.N, self.s, self.B, self.g, self.cb)
+        if self.gates is not None:
+            out = torch.einsum("nobgc,nbgo->nobc", out, self.gates.to(out.dtype))
+        out = out.reshape(self.N, self.s, self.B * self.cb)
+        return out.mean(1) if self.pooled else out.flatten(0, 1)
+
+    def adjoint(self, V: Tensor) -> Tensor:
+        """Correlate: multiply by conjugate spectra."""
+        if self.pooled:
+            V = (V / self.s)[:, None].expand(-1, self.s, -1)
+        V = V.reshape(self.N, self.s, self.B, 1, self.cb)
+        if self.gates is not None:
+            V = V * self.gates.to(V.dtype).permute(0, 3, 1, 2)[..., None]
+        hat = self._fft(V.reshape(self.N, self.s, -1)).view(self.N, -1, self.B, self.g * self.cb)
+        product = self.spectrum.conj().mT @ hat.permute(1, 2, 0, 3)  # (f, B, db, g*cb)
+        out = self._ifft(product.reshape(1, product.shape[0], -1))[0]
+        out = out.view(self.s, self.B, self.db, self.g, self.cb).permute(1, 3, 0, 2, 4)
+        return out.reshape(self.weight_shape)
+
+    def _fft(self, x: Tensor) -> Tensor:
+        """Real FFT over the grid of axis 1: ``(n, s, k) -> (n, f, k)``."""
+        n, _, k = x.shape
+        hat = torch.fft.rfftn(x.reshape(n, *self.grid, k), dim=tuple(range(1, 1 + len(self.grid))))
+        return hat.reshape(n, -1, k)
+
+    def _ifft(self, hat: Tensor) -> Tensor:
+        """Inverse of :meth:`_fft`: ``(n, f, k) -> (n, s, k)``."""
+        n, _, k = hat.shape
+        half = (*self.grid[:-1], self.grid[-1] // 2 + 1)
+        dims = tuple(range(1, 1 + len(self.grid)))
+        return torch.fft.irfftn(hat.reshape(n, *half, k), s=self.grid, dim=dims).reshape(n, self.s, k)
+
+
+def fourier_gates(X: Tensor, h: Tensor, grid: tuple[int, ...]) -> Tensor:
+    """``(N, B, g, s)`` bool, ``1{sum_u roll(X^(b), u) h[b, g, u] >= 0}`` in float64; ``h: (B, g, s, d/B)``."""
+    B, g, s, _ = h.shape
+    weights = h.to(X.device, torch.float64).reshape(B, g, -1, 1)
+    parts = []
+    for x in X.split(max(1, (1 << 24) // (s * (X.shape[2] + B * g)))):
+        # each gate is a Fourier operator with one output a block
+        hidden = torch.stack(
+            [FourierOperator(x.to(torch.float64), grid, B, blocks=B).apply(weights[:, j : j + 1]) for j in range(g)], 1
+        )  # (n*s, g, B)
+        parts.append(hidden.view(-1, s, g, B).permute(0, 3, 2, 1) >= 0)
+    return torch.cat(parts)

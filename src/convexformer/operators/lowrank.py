@@ -1,0 +1,128 @@
+"""Weights as a sum of few outer products, so that a large ``Z`` is never formed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import final
+
+import torch
+from torch import Tensor
+
+DENSE_LIMIT = 1 << 26  # numbers: 512 MiB in float64
+
+
+@final
+@dataclass(frozen=True)
+class LowRank:
+    """``Z_b = sum_{j : block_j = b} U_j V_j^T`` for ``b`` in ``0..B-1``; ``U: (m, p)``, ``V: (m, q)``, ``block: (m,)``.
+
+    ``shape`` is that of the dense tensor: ``(p, q)``, or ``(B, p, q)`` for gated heads.
+    """
+
+    U: Tensor
+    V: Tensor
+    block: Tensor
+    shape: tuple[int, ...]
+
+    @classmethod
+    def zeros(cls, shape: tuple[int, ...], like: Tensor) -> LowRank:
+        """No terms at all."""
+        p, q = shape[-2:]
+        empty = torch.zeros(0, dtype=torch.int64, device=like.device)
+        return cls(like.new_zeros((0, p)), like.new_zeros((0, q)), empty, tuple(shape))
+
+    @classmethod
+    def of(cls, Z: Tensor, tolerance: float = 1e-13) -> LowRank:
+        """Return the balanced decomposition of a dense tensor, by the SVD of each block."""
+        slices = Z.reshape(-1, *Z.shape[-2:])
+        L, sigma, Rh = torch.linalg.svd(slices, full_matrices=False)
+        top = float(sigma.max()) if sigma.numel() else 0.0
+        block, rank = (sigma > tolerance * top).nonzero(as_tuple=True)
+        root = sigma[block, rank].sqrt()[:, None]
+        return cls(root * L[block, :, rank], root * Rh[block, rank], block, tuple(Z.shape))
+
+    @property
+    def n_terms(self) -> int:
+        """m, the number of outer products."""
+        return self.U.shape[0]
+
+    @property
+    def n_blocks(self) -> int:
+        """B, the number of blocks."""
+        return self.shape[0] if len(self.shape) == 3 else 1
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of the factors."""
+        return self.U.dtype
+
+    @property
+    def device(self) -> torch.device:
+        """The device of the factors."""
+        return self.U.device
+
+    def to(self, *, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> LowRank:
+        """Move to another device or dtype."""
+        U, V = (factor.to(device=device, dtype=dtype) for factor in (self.U, self.V))
+        return LowRank(U, V, self.block.to(device=device), self.shape)
+
+    def dense(self) -> Tensor:
+        """Return ``Z`` as one tensor, where that is small enough."""
+        p, q = self.shape[-2:]
+        if self.n_blocks * p * q > DENSE_LIMIT:
+            raise ValueError(
+                f"Z of shape {self.shape} has {self.n_blocks * p * q:,} numbers, too many to form. Use its factors "
+                "(weights.Z.U, weights.Z.V) or the network."
+            )
+        Z = self.U.new_zeros((self.n_blocks, p, q))
+        for b in self.block.unique().tolist():
+            own = self.block == b
+            Z[b] = self.U[own].T @ self.V[own]
+        return Z.reshape(self.shape)
+
+    def singular_values(self) -> Tensor:
+        """All nonzero singular values of all blocks."""
+        values = [torch.linalg.svdvals(_cores(self.U[own], self.V[own])[2]) for own in self._owners()]
+        return torch.cat(values) if values else self.U.new_zeros(0)
+
+    def balanced(self, tolerance: float = 1e-13) -> LowRank:
+        """Return the same ``Z`` with orthogonal, balanced factors; terms that carry nothing are dropped.
+
+        ``1/2 (|U|^2 + |V|^2)`` is then the nuclear norm.
+        """
+        U, V, block = [], [], []
+        for own in self._owners():
+            Qu, Qv, core = _cores(self.U[own], self.V[own])
+            L, sigma, Rh = torch.linalg.svd(core, full_matrices=False)
+            root = sigma.sqrt()[:, None]
+            U.append(root * (Qu @ L).T)
+            V.append(root * (Rh @ Qv.T))
+            block.append(self.block[own][:1].expand(len(sigma)))
+        if not U:
+            return self
+        joined = LowRank(torch.cat(U), torch.cat(V), torch.cat(block), self.shape)
+        sizes = joined.V.square().sum(1)  # the singular values
+        return joined.select(sizes > tolerance * sizes.max())
+
+    def select(self, keep: Tensor) -> LowRank:
+        """Return some of the terms."""
+        return LowRank(self.U[keep], self.V[keep], self.block[keep], self.shape)
+
+    def append(self, U: Tensor, V: Tensor, block: Tensor) -> LowRank:
+        """Return these terms and more."""
+        return LowRank(
+            torch.cat([self.U, U.to(self.U)]),
+            torch.cat([self.V, V.to(self.V)]),
+            torch.cat([self.block, block]),
+            self.shape,
+        )
+
+    def _owners(self) -> list[Tensor]:
+        return [self.block == b for b in self.block.unique().tolist()]
+
+
+def _cores(U: Tensor, V: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """``U^T V = Qu core Qv^T`` with orthonormal ``Qu: (p, a)``, ``Qv: (q, b)`` and a small ``core``."""
+    Qu, Ru = torch.linalg.qr(U.T)
+    Qv, Rv = torch.linalg.qr(V.T)
+    return Qu, Qv, Ru @ Rv.T

@@ -1,0 +1,46 @@
+"""Fixed maps that mix tokens before a token-wise network: local averages and the Fourier transform."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+from torch.nn.functional import avg_pool1d, avg_pool2d
+
+from convexformer.data import TokenDataset
+
+
+def local_mean(tokens: TokenDataset, window: int, grid: tuple[int, int] | None) -> TokenDataset:
+    """PoolFormer's ``h(X)``: the mean over the tokens that exist in a window centred at each token."""
+    real = tokens.X.new_ones(tokens.X.shape[:2]) if tokens.mask is None else tokens.mask.to(tokens.X.dtype)
+    total, count = _window_sum(tokens.X, window, grid), _window_sum(real[..., None], window, grid)
+    X = total / count.clamp_min(1)
+    return TokenDataset(X if tokens.mask is None else X * tokens.mask[..., None], tokens.mask)
+
+
+def fourier_mix(tokens: TokenDataset) -> TokenDataset:
+    """FNet's ``h(X) = Re(F_s X F_d^T)``, unnormalised."""
+    return TokenDataset(torch.fft.fft2(tokens.X).real.contiguous(), None)
+
+
+def check_grid(grid: tuple[int, ...] | None, n_tokens: int) -> tuple[int, ...]:
+    """Return the grid of the tokens, one line of them by default."""
+    if grid is None:
+        return (n_tokens,)
+    if len(grid) != 2 or min(grid) < 1 or math.prod(grid) != n_tokens:
+        raise ValueError(
+            f"grid={grid} was given and there are {n_tokens} tokens; expected (h, w) with h * w = {n_tokens}."
+        )
+    return tuple(int(side) for side in grid)
+
+
+def _window_sum(X: Tensor, window: int, grid: tuple[int, int] | None) -> Tensor:
+    """Sum over the window around each token; nothing lies beyond the edges."""
+    n, s, k = X.shape
+    pad = window // 2
+    if grid is None:
+        mean = avg_pool1d(X.mT, window, stride=1, padding=pad)
+        return mean.mT[:, :s] * window
+    mean = avg_pool2d(X.mT.reshape(n, k, *grid), window, stride=1, padding=pad)
+    return mean.reshape(n, k, s).mT * window**2

@@ -1,0 +1,261 @@
+"""Self-attention: ``f_i = (D . (X W1 X^T)) X W2``, through Gram matrices where there is no gate."""
+
+from __future__ import annotations
+
+from typing import final
+
+import torch
+from torch import Tensor
+
+from convexformer.operators.bilinear import BilinearOperator, sample_chunks
+from convexformer.operators.lowrank import LowRank
+
+FEW = 1 << 24  # a dense Z of so many numbers may be formed inside an iteration
+
+
+@final
+class SelfAttentionOperator(BilinearOperator):
+    """Linear self-attention ``f_i = L_i W1 G_i W2`` with ``L: (N, r, a)`` and Gram matrices ``G: (N, k, k)``.
+
+    ``L`` holds the tokens (r = s), or the mean token when the output is pooled (r = 1): then the tokens themselves are
+    read once, and the number of tokens leaves the cost. ``Z[(k, a), (l, b)] = W1[a, k] W2[l, b]``: rows are vec_F(W1),
+    columns vec_C(W2). ``keep: (N, r)`` marks the output rows that exist.
+    """
+
+    def __init__(self, L: Tensor, G: Tensor, n_outputs: int, keep: Tensor | None = None) -> None:
+        self.L, self.G, self.keep = L, G, keep
+        self.N, self.r, self.a = L.shape
+        self.k, self.c = G.shape[1], n_outputs
+        self.weight_shape = (self.k * self.a, self.k * self.c)
+        rows = self.N * self.r if keep is None else int(keep.sum())
+        self.output_shape = (rows, n_outputs)
+
+    @property
+    def like(self) -> Tensor:
+        """The tokens."""
+        return self.L
+
+    def to(
+        self, *, device: torch.device | str | None = None, dtype: torch.dtype | None = None
+    ) -> SelfAttentionOperator:
+        """Move tokens and Gram matrices."""
+        keep = None if self.keep is None else self.keep.to(device=device)
+        L, G = (part.to(device=device, dtype=dtype) for part in (self.L, self.G))
+        return SelfAttentionOperator(L, G, self.c, keep)
+
+    # ------------------------------------------------------------------ factors
+
+    def apply_factors(self, Z: LowRank) -> Tensor:
+        """Contract in the cheaper order: rows first (few rows, as when pooled), outputs first, or through a dense ``Z``."""
+        m = Z.n_terms
+        U, V = Z.U.view(m, self.k, self.a), Z.V.view(m, self.k, self.c)
+        if self._dense_pays(m):
+            return self.apply_dense(Z.dense())
+        if self.r < self.c:
+            out = torch.cat([self._rows_first(U, part) @ V.reshape(m * self.k, self.c) for part in self._parts(m)])
+        else:
+            out = torch.cat([self.L[part] @ self._outputs_first(U, V, part) for part in self._parts(m)])
+        return self._rows(out)
+
+    def left(self, D: Tensor, V: Tensor, b: int = 0) -> Tensor:
+        """``sum_i G_i V_j S_i^T`` with ``S_i = L_i^T D_i``."""
+        m, R = V.shape[0], self._grid(D)
+        V = V.view(m, self.k, self.c)
+        out = V.new_zeros((m * self.k, self.a))
+        for part in self._parts(m):
+            if self.r < self.c:
+                Y = R[part] @ V.reshape(m * self.k, self.c).T  # (n, r, m*k)
+                Y = self._times_gram(Y, part)
+                out += Y.flatten(0, 1).T @ self.L[part].flatten(0, 1)
+            else:
+                S = self.L[part].mT @ R[part]  # (n, a, c)
+                P = self.G[part] @ V.transpose(0, 1).reshape(self.k, m * self.c)  # (n, k, m*c)
+                P = P.view(-1, self.k, m, self.c).permute(2, 1, 0, 3).reshape(m * self.k, -1)
+                out += P @ S.transpose(1, 2).reshape(-1, self.a)
+        return out.view(m, self.k * self.a)
+
+    def right(self, D: Tensor, U: Tensor, b: int = 0) -> Tensor:
+        """``sum_i G_i U_j S_i`` with ``S_i = L_i^T D_i``."""
+        m, R = U.shape[0], self._grid(D)
+        U = U.view(m, self.k, self.a)
+        out = U.new_zeros((m * self.k, self.c))
+        for part in self._parts(m):
+            if self.r < self.c:
+                out += self._rows_first(U, part).flatten(0, 1).T @ R[part].flatten(0, 1)
+            else:
+                S = self.L[part].mT @ R[part]  # (n, a, c)
+                T = (U.reshape(m * self.k, self.a) @ S).view(-1, m, self.k, self.c)
+                out += torch.einsum("nlk,nmkc->mlc", self.G[part], T).reshape(m * self.k, self.c)
+        return out.view(m, self.k * self.c)
+
+    def pull(self, D: Tensor, Z: LowRank) -> tuple[Tensor, Tensor]:
+        """Both gradients, through the dense matrix where that costs less."""
+        if not self._dense_pays(Z.n_terms):
+            return super().pull(D, Z)
+        M = self.adjoint(D)
+        return Z.V @ M.T, Z.U @ M
+
+    # ------------------------------------------------------------------ dense weights
+
+    def apply_dense(self, Z: Tensor) -> Tensor:
+        """``L_i sum_{k,l} G_i[k, l] Z^(k,l)``: O(N k^2 a c)."""
+        wide = Z.view(self.k, self.a, self.k, self.c).transpose(1, 2).reshape(self.k**2, self.a * self.c)
+        parts = sample_chunks(self.N, self.a * self.c)
+        flat = self.G.flatten(1)
+        out = torch.cat([self.L[part] @ (flat[part] @ wide).view(-1, self.a, self.c) for part in parts])
+        return self._rows(out)
+
+    def adjoint(self, V: Tensor) -> Tensor:
+        """``sum_i G_i (x) (L_i^T V_i)``: O(N k^2 a c)."""
+        R, flat = self._grid(V), self.G.flatten(1)
+        out = V.new_zeros((self.k**2, self.a * self.c))
+        for part in sample_chunks(self.N, self.a * self.c):
+            out.addmm_(flat[part].T, (self.L[part].mT @ R[part]).flatten(1))
+        return out.view(self.k, self.k, self.a, self.c).transpose(1, 2).reshape(self.weight_shape)
+
+    # ------------------------------------------------------------------ pieces
+
+    def _dense_pays(self, m: int) -> bool:
+        return self.size <= FEW and m * min(2 * self.c, 3 * self.r) > self.a * self.c
+
+    def _rows_first(self, U: Tensor, part: slice) -> Tensor:
+        """``L_i U_j^T G_i``, shape ``(n, r, m*k)``."""
+        m = U.shape[0]
+        T = self.L[part] @ U.permute(2, 0, 1).reshape(self.a, m * self.k)
+        return self._times_gram(T, part)
+
+    def _times_gram(self, T: Tensor, part: slice) -> Tensor:
+        """``(n, r, m*k)`` times ``G_i`` on the last axis."""
+        n = T.shape[0]
+        return (T.reshape(n, -1, self.k) @ self.G[part]).view(n, self.r, -1)
+
+    def _outputs_first(self, U: Tensor, V: Tensor, part: slice) -> Tensor:
+        """``sum_j U_j^T G_i V_j``, shape ``(n, a, c)``."""
+        m = U.shape[0]
+        P = self.G[part] @ V.transpose(0, 1).reshape(self.k, m * self.c)  # (n, k, m*c)
+        return U.transpose(0, 1).reshape(self.k * m, self.a).T @ P.view(-1, self.k * m, self.c)
+
+    def _parts(self, m: int) -> list[slice]:
+        return sample_chunks(self.N, m * self.k * min(self.r, self.c))
+
+    def _rows(self, out: Tensor) -> Tensor:
+        return out.flatten(0, 1) if self.keep is None else out[self.keep]
+
+    def _grid(self, D: Tensor) -> Tensor:
+        """Rows back to ``(N, r, c)``."""
+        if self.keep is None:
+            return D.view(self.N, self.r, self.c)
+        full = D.new_zeros((self.N, self.r, self.c))
+        full[self.keep] = D
+        return full
+
+
+@final
+class GatedSelfAttentionOperator(BilinearOperator):
+    """``f_i = sum_g (D_g(X_i) . (X_i W1 X_i^T)) X_i W2`` with gates ``D_g(X) = 1{X H_g X^T >= 0}``, ``H: (B, d, d)``.
+
+    ``pool: (N, s)`` averages the output tokens (rows ``1/length``), None keeps them. Gates are decided in float64, one part
+    of the samples at a time, and kept as booleans.
+    """
+
+    def __init__(
+        self, X: Tensor, gates: Tensor, n_outputs: int, pool: Tensor | None = None, keep: Tensor | None = None
+    ) -> None:
+        self.X, self.gates, self.pool, self.keep = X, gates, pool, keep
+        self.N, self.s, self.d = X.shape
+        self.c = n_outputs
+        self.weight_shape = (gates.shape[1], self.d**2, self.d * n_outputs)
+        rows = self.N if pool is not None else self.N * self.s if keep is None else int(keep.sum())
+        self.output_shape = (rows, n_outputs)
+
+    @property
+    def like(self) -> Tensor:
+        """The tokens."""
+        return self.X
+
+    def to(
+        self, *, device: torch.device | str | None = None, dtype: torch.dtype | None = None
+    ) -> GatedSelfAttentionOperator:
+        """Move tokens and gates."""
+        X = self.X.to(device=device, dtype=dtype)
+        pool = None if self.pool is None else self.pool.to(device=device, dtype=dtype)
+        keep = None if self.keep is None else self.keep.to(device=device)
+        return GatedSelfAttentionOperator(X, self.gates.to(device=device), self.c, pool, keep)
+
+    def apply_factors(self, Z: LowRank) -> Tensor:
+        """Gate by gate, a part of the samples at a time."""
+        out = self.X.new_zeros((self.N, 1 if self.pool is not None else self.s, self.c))
+        for b in Z.block.unique().tolist():
+            own = Z.block == b
+            U, V = Z.U[own], Z.V[own]
+            for part in self._parts(len(U)):
+                S = self._scores(U, b, part)  # (n, m, o, t)
+                XV = torch.einsum("ntd,mdc->nmtc", self.X[part], V.view(-1, self.d, self.c))
+                out[part] += torch.einsum("nmot,nmtc->noc", S, XV)
+        if self.pool is not None:
+            return out[:, 0]
+        return out.flatten(0, 1) if self.keep is None else out[self.keep]
+
+    def left(self, D: Tensor, V: Tensor, b: int) -> Tensor:
+        """``W1``-gradients ``sum_i X^T (D . (R W2^T X^T)) X``, stored as vec_F."""
+        m = V.shape[0]
+        V = V.view(m, self.d, self.c)
+        out = V.new_zeros((m, self.d, self.d))
+        R = self._grid(D)
+        for part in self._parts(m):
+            X = self.X[part]
+            S = torch.einsum("noc,nmtc->nmot", R[part], torch.einsum("ntd,mdc->nmtc", X, V))
+            S = S * self._gate(b, part)[:, None]
+            out += torch.einsum("nmoa,noA->maA", torch.einsum("nmot,ntk->nmok", S, X), X)  # (m, k, a)
+        return out.reshape(m, -1)
+
+    def right(self, D: Tensor, U: Tensor, b: int) -> Tensor:
+        """``W2``-gradients ``sum_i X^T (D . (X W1 X^T))^T R``."""
+        m = U.shape[0]
+        out = U.new_zeros((m, self.d, self.c))
+        R = self._grid(D)
+        for part in self._parts(m):
+            S = self._raw_scores(U, b, part)
+            out += torch.einsum("ntd,nmtc->mdc", self.X[part], torch.einsum("nmot,noc->nmtc", S, R[part]))
+        return out.reshape(m, -1)
+
+    def _raw_scores(self, U: Tensor, b: int, part: slice) -> Tensor:
+        """``D . (X W1_j X^T)``, shape ``(n, m, o, t)``; ``U_j`` is ``W1_j^T`` row by row."""
+        X = self.X[part]
+        W1 = U.view(-1, self.d, self.d).mT
+        S = torch.einsum("noa,mak,ntk->nmot", X, W1, X)
+        return S * self._gate(b, part)[:, None]
+
+    def _scores(self, U: Tensor, b: int, part: slice) -> Tensor:
+        """The same, averaged over output tokens when pooled."""
+        S = self._raw_scores(U, b, part)
+        if self.pool is None:
+            return S
+        return torch.einsum("nmot,no->nmt", S, self.pool[part])[:, :, None]
+
+    def _gate(self, b: int, part: slice) -> Tensor:
+        return self.gates[part, b].to(self.X.dtype)
+
+    def _parts(self, m: int) -> list[slice]:
+        return sample_chunks(self.N, m * self.s * (self.s + self.d + self.c))
+
+    def _grid(self, D: Tensor) -> Tensor:
+        """Rows back to ``(N, s, c)``; pooled rows spread over their tokens."""
+        if self.pool is not None:
+            return self.pool[:, :, None] * D[:, None]
+        if self.keep is None:
+            return D.view(self.N, self.s, self.c)
+        full = D.new_zeros((self.N, self.s, self.c))
+        full[self.keep] = D
+        return full
+
+
+def attention_gates(X: Tensor, H: Tensor) -> Tensor:
+    """``(N, B, s, s)`` bool, ``1{X H X^T >= 0}`` decided in float64; ``H: (B, d, d)``."""
+    H = H.to(X.device, torch.float64)
+    N, s, d = X.shape
+    parts = []
+    for part in sample_chunks(N, H.shape[0] * s * (s + d)):
+        x = X[part].to(torch.float64)
+        parts.append(torch.einsum("noa,bak,ntk->nbot", x, H, x) >= 0)
+    return torch.cat(parts)
