@@ -17,7 +17,7 @@ from convexformer.data import TokenDataset
 from convexformer.gauges import Penalty, Polar
 from convexformer.losses import Loss
 from convexformer.operators import Operator
-from convexformer.targets import Targets, read_targets
+from convexformer.targets import read_targets
 
 
 @final
@@ -30,9 +30,9 @@ class Fit:
     """``(R, c)`` with the intercept added."""
     intercept: Tensor | None
     U: Tensor
-    """``(R, c)`` gradient of each row's loss."""
+    """``(R, c)`` gradient of each row's loss, in float64."""
     V: Tensor
-    """``(R, c)`` gradient of the weighted sum, ``w * U``: a dual point before scaling."""
+    """``(R, c)`` gradient of the weighted sum, ``w * U``: a dual point before scaling, in the operator's dtype."""
 
 
 @final
@@ -80,8 +80,9 @@ class Problem:
         if self.intercept:
             self.loss.check_intercept(self._targets.Y, self._targets.w)
         self.penalty: Penalty = self.head.penalty(self.layout)
-        self._cast_targets()
+        self.Y, self.w = self._targets.Y, self._targets.w
         self._intercept_start = self.Y.new_zeros(self.layout.n_outputs)
+        self.offset = 0.0
         self.beta = float(beta) if beta is not None else self._beta_from_ratio(float(beta_ratio or 0))
 
     # ------------------------------------------------------------------ the terms of the formula
@@ -98,17 +99,19 @@ class Problem:
 
     def fit(self, outputs: Tensor, start: Tensor | None = None) -> Fit:
         """Evaluate the loss at outputs ``A Z``: value, intercept, gradients."""
-        b = None
+        b, dtype = None, outputs.dtype
+        outputs = outputs.double()  # sums over samples: in float32 they would cost three digits of the gap
         if self.intercept:
-            b = self.loss.best_intercept(outputs, self.Y, self.w, self._intercept_start if start is None else start)
+            first = self._intercept_start if start is None else start.double()
+            b = self.loss.best_intercept(outputs, self.Y, self.w, first)
             outputs = outputs + b
         U = self.loss.gradient(outputs, self.Y)
-        value = float((self.w * self.loss.value(outputs, self.Y)).sum())
-        return Fit(value, outputs, b, U, self.w[:, None] * U)
+        value = float((self.w * self.loss.value(outputs, self.Y)).sum()) + self.offset
+        return Fit(value, outputs, b, U, (self.w[:, None] * U).to(dtype))
 
     def objective(self, weights: Weights) -> float:
         """Return the primal value at these weights, intercept included."""
-        outputs = self.outputs(weights)
+        outputs = self.outputs(weights).double()
         data = (self.w * self.loss.value(outputs, self.Y)).sum()
         return float(data) + self.beta * float(self.penalty.value(weights.Z))
 
@@ -127,6 +130,24 @@ class Problem:
         twin.beta = float(beta)
         return twin
 
+    def compressed(self) -> Problem:
+        """Return a smaller problem with the same objective, where the squared loss allows one; else this one.
+
+        ``offset`` is the part of the loss that no weights can change.
+        """
+        if self.loss.name != "squared" or self.intercept:
+            return self
+        like = self.operator.like
+        small = self.operator.compressed(self.Y.to(like.dtype), self.w.to(like.dtype))
+        if small is None:
+            return self
+        twin = copy.copy(self)
+        twin.operator, twin.Y = small[0], small[1].double()
+        twin.w = torch.ones(len(twin.Y), dtype=self.w.dtype, device=self.w.device)
+        whole = float((self.w[:, None] * self.Y.square()).sum())
+        twin.offset = self.offset + 0.5 * max(0.0, whole - float(twin.Y.square().sum()))
+        return twin
+
     def reference(self) -> Problem:
         """Return the same problem in float64, from the tokens up: what certificates are computed with."""
         if self.tokens.X.dtype == torch.float64:
@@ -135,20 +156,12 @@ class Problem:
         for cached in ("operator", "beta_max"):
             twin.__dict__.pop(cached, None)
         twin.tokens = self.tokens.to(dtype=torch.float64)
-        twin._cast_targets()
-        twin._intercept_start = twin.Y.new_zeros(self.layout.n_outputs)
         return twin
 
     # ------------------------------------------------------------------ inside
 
-    def _cast_targets(self) -> None:
-        """Targets are kept in float64 and used in the tokens' dtype."""
-        targets: Targets = self._targets
-        self.Y = targets.Y.to(self.tokens.X.dtype)
-        self.w = targets.w.to(self.tokens.X.dtype)
-
     def _zero_polar(self) -> Polar:
-        fit = self.fit(self.Y.new_zeros(self.Y.shape))
+        fit = self.fit(self.operator.like.new_zeros(self.Y.shape))
         M = self.operator.dual_matrix(fit.V)
         return self.penalty.zero_beta(M, self._curvature)
 

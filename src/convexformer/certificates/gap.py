@@ -93,7 +93,7 @@ def dual_point(problem: Problem, fit: Fit, *, quick: bool = False) -> DualPoint:
     scale = problem.loss.dual_scale(fit.U, problem.Y, problem.w, limit)
     conjugate = float((problem.w * problem.loss.conjugate(scale * fit.U, problem.Y)).sum())
     own = scale**2 * problem.penalty.conjugate(M, problem.beta)  # zero for a gauge, quadratic for a ridge
-    return DualPoint(-conjugate - own, scale, polar, M)
+    return DualPoint(problem.offset - conjugate - own, scale, polar, M)
 
 
 def certificate(problem: Problem, weights: Weights) -> Certificate:

@@ -94,5 +94,5 @@ class Gauge(Penalty):
         return 0.0
 
     def zero_beta(self, M: Any, curvature: Callable[[], float]) -> Polar:
-        """``polar(M)``."""
-        return self.polar(M)
+        """``polar(M)``; an estimate serves where the polar costs much, since nothing is certified by it."""
+        return self.quick_polar(M)

@@ -38,9 +38,9 @@ class NuclearNorm(Gauge):
         step = self.scale * step
         if step <= 0:
             return Z
-        squares, V = torch.linalg.eigh(gram(Z))
+        squares, V = torch.linalg.eigh(gram(Z.double()))  # squaring in float32 would lose the values near the step
         keep = 1 - step / squares.clamp_min(step**2).sqrt()
-        shrink = (V * keep[..., None, :]) @ V.mT
+        shrink = ((V * keep[..., None, :]) @ V.mT).to(Z.dtype)
         return Z @ shrink if Z.shape[-2] >= Z.shape[-1] else shrink @ Z
 
     def polar(self, M: Any) -> Polar:

@@ -48,7 +48,7 @@ def estimate(M: Any) -> Polar:
     B, p, q = M.shape
     if min(p, q) <= SMALL_SIDE and B * p * q <= FORMED:
         return Polar(largest(M.dense()))
-    return Polar(max(lanczos(M, b, steps=24) for b in range(B)), PolarKind.LOWER)
+    return Polar(max(lanczos(M, b, steps=40) for b in range(B)), PolarKind.LOWER)
 
 
 def lanczos(M: Any, b: int, steps: int, seed: int = 0) -> float:

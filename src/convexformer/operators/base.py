@@ -28,6 +28,13 @@ class Operator(ABC):
         """``-A^T V``: a tensor, or something that knows its products with vectors where a tensor would be too large."""
         return -self.adjoint(V)
 
+    def compressed(self, Y: Tensor, w: Tensor) -> tuple[Operator, Tensor] | None:
+        """Return ``(A', Y')`` with ``sum_i w_i ||(A Z - Y)_i||^2 = ||A' Z - Y'||^2 + constant`` and fewer rows.
+
+        None where nothing is gained. For the squared loss the number of samples then leaves the cost of an iteration.
+        """
+        return None
+
     @abstractmethod
     def to(self, *, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> Operator:
         """Return the same map on another device or in another dtype."""

@@ -42,6 +42,15 @@ class DenseOperator(Operator):
         """``Phi^T V``: O(R p c)."""
         return (self.features.T @ V).reshape(self.weight_shape)
 
+    def compressed(self, Y: Tensor, w: Tensor) -> tuple[Operator, Tensor] | None:
+        """The triangular factor of the weighted features, where there are more rows than columns."""
+        R, p = self.features.shape
+        if 2 * p > R:
+            return None
+        root = w.sqrt()[:, None]
+        Q, T = torch.linalg.qr(root * self.features)
+        return DenseOperator(T, self.axes, self.n_outputs, self.columns), Q.T @ (root * Y)
+
     def to(self, *, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> DenseOperator:
         """Move the features."""
         return DenseOperator(self.features.to(device=device, dtype=dtype), self.axes, self.n_outputs, self.columns)

@@ -76,6 +76,16 @@ class FourierOperator(Operator):
         out = out.view(self.s, self.B, self.db, self.g, self.cb).permute(1, 3, 0, 2, 4)
         return out.reshape(self.weight_shape)
 
+    def compressed(self, Y: Tensor, w: Tensor) -> tuple[Operator, Tensor] | None:
+        """The triangular factor of the samples at each frequency: convolution is diagonal there."""
+        if self.gates is not None or self.pooled or 2 * self.db > self.N:
+            return None
+        roots = w.view(self.N, self.s)[:, :1].sqrt()  # one weight a sample
+        Q, T = torch.linalg.qr(self.spectrum * roots)  # (f, B, N, db), (f, B, db, db)
+        hat = self._fft((Y * w.sqrt()[:, None]).view(self.N, self.s, -1)).view(self.N, -1, self.B, self.cb)
+        small = SpectralOperator(T, self)
+        return small, small.rows(Q.mH @ hat.permute(1, 2, 0, 3))
+
     def _fft(self, x: Tensor) -> Tensor:
         """Real FFT over the grid of axis 1: ``(n, s, k) -> (n, f, k)``."""
         n, _, k = x.shape
@@ -88,6 +98,56 @@ class FourierOperator(Operator):
         half = (*self.grid[:-1], self.grid[-1] // 2 + 1)
         dims = tuple(range(1, 1 + len(self.grid)))
         return torch.fft.irfftn(hat.reshape(n, *half, k), s=self.grid, dim=dims).reshape(n, self.s, k)
+
+
+@final
+class SpectralOperator(Operator):
+    """``Z -> T_f Zhat_f`` for every frequency f, with the factors of Parseval's identity: a compressed Fourier operator.
+
+    ``T: (f, B, k, d/B)`` complex; outputs are real, ``(2 f k, c)``.
+    """
+
+    def __init__(self, T: Tensor, whole: FourierOperator) -> None:
+        self.T, self.whole = T, whole
+        self.weight_shape = whole.weight_shape
+        last = whole.grid[-1]
+        twice = torch.full((last // 2 + 1,), 2.0, dtype=whole.X.dtype, device=T.device)
+        twice[0] = 1.0
+        if last % 2 == 0:
+            twice[-1] = 1.0  # frequencies that are their own mirror image count once
+        copies = T.shape[0] // len(twice)
+        self.factor = (twice.repeat(copies) / whole.s).sqrt().view(-1, 1, 1, 1)
+        self.output_shape = (2 * T.shape[0] * T.shape[2], whole.B * whole.cb)
+
+    @property
+    def like(self) -> Tensor:
+        """The tokens of the whole operator."""
+        return self.whole.X
+
+    def apply(self, Z: Tensor) -> Tensor:
+        """Multiply at every frequency."""
+        A = self.whole
+        Z = Z.reshape(A.B, A.s, A.db, A.cb).permute(1, 0, 2, 3)
+        kernel = A._fft(Z.reshape(1, A.s, -1))[0].view(-1, A.B, A.db, A.cb)
+        return self.rows(self.T @ kernel)
+
+    def adjoint(self, V: Tensor) -> Tensor:
+        """Undo :meth:`rows`, multiply by the conjugate, go back."""
+        A = self.whole
+        V = V.view(self.T.shape[0], self.T.shape[2], 2, A.B, A.cb).permute(0, 3, 1, 4, 2)
+        hat = self.T.mH @ (torch.view_as_complex(V.contiguous()) / self.factor)  # 1/factor: irfft counts mirror images
+        out = A._ifft(hat.reshape(1, hat.shape[0], -1))[0].view(A.s, A.B, A.db, A.cb)
+        return out.permute(1, 0, 2, 3).reshape(self.weight_shape)
+
+    def rows(self, hat: Tensor) -> Tensor:
+        """``(f, B, k, c/B)`` complex to real rows ``(2 f k, c)``, of the same norm as the signal."""
+        parts = torch.view_as_real(hat * self.factor).permute(0, 2, 4, 1, 3)  # (f, k, 2, B, cb)
+        return parts.reshape(self.output_shape)
+
+    def to(self, *, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> SpectralOperator:
+        """Compress again there: a compressed operator is never kept."""
+        kind = None if dtype is None else torch.complex128 if dtype == torch.float64 else torch.complex64
+        return SpectralOperator(self.T.to(device=device, dtype=kind), self.whole.to(device=device, dtype=dtype))
 
 
 def fourier_gates(X: Tensor, h: Tensor, grid: tuple[int, ...]) -> Tensor:

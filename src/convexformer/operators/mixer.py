@@ -84,7 +84,7 @@ class MixerOperator(BilinearOperator):
         return wide.view(self.s, self.d, self.s, self.c).transpose(1, 2).reshape(self.weight_shape)
 
     def _dense_pays(self, m: int) -> bool:
-        return self.size <= FEW and m * (self.s + self.d) > self.s * self.d
+        return self.size <= FEW and 4 * m * (self.s + self.d) > self.s * self.d
 
     def _parts(self, m: int) -> list[slice]:
         return sample_chunks(self.N, m * self.s * self.c)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import final
 
 import torch
@@ -24,6 +25,7 @@ class SelfAttentionOperator(BilinearOperator):
 
     def __init__(self, L: Tensor, G: Tensor, n_outputs: int, keep: Tensor | None = None) -> None:
         self.L, self.G, self.keep = L, G, keep
+        self._memo: tuple[Tensor, list[Tensor]] | None = None
         self.N, self.r, self.a = L.shape
         self.k, self.c = G.shape[1], n_outputs
         self.weight_shape = (self.k * self.a, self.k * self.c)
@@ -52,7 +54,9 @@ class SelfAttentionOperator(BilinearOperator):
         if self._dense_pays(m):
             return self.apply_dense(Z.dense())
         if self.r < self.c:
-            out = torch.cat([self._rows_first(U, part) @ V.reshape(m * self.k, self.c) for part in self._parts(m)])
+            mixed = [self._rows_first(U, part) for part in self._parts(m)]
+            self._memo = (Z.U, mixed)  # the gradient in V at this point starts with the same products
+            out = torch.cat([T @ V.reshape(m * self.k, self.c) for T in mixed])
         else:
             out = torch.cat([self.L[part] @ self._outputs_first(U, V, part) for part in self._parts(m)])
         return self._rows(out)
@@ -77,11 +81,13 @@ class SelfAttentionOperator(BilinearOperator):
     def right(self, D: Tensor, U: Tensor, b: int = 0) -> Tensor:
         """``sum_i G_i U_j S_i`` with ``S_i = L_i^T D_i``."""
         m, R = U.shape[0], self._grid(D)
+        known = self._memo[1] if self._memo is not None and self._memo[0] is U else None
         U = U.view(m, self.k, self.a)
         out = U.new_zeros((m * self.k, self.c))
-        for part in self._parts(m):
+        for number, part in enumerate(self._parts(m)):
             if self.r < self.c:
-                out += self._rows_first(U, part).flatten(0, 1).T @ R[part].flatten(0, 1)
+                T = self._rows_first(U, part) if known is None else known[number]
+                out += T.flatten(0, 1).T @ R[part].flatten(0, 1)
             else:
                 S = self.L[part].mT @ R[part]  # (n, a, c)
                 T = (U.reshape(m * self.k, self.a) @ S).view(-1, m, self.k, self.c)
@@ -98,25 +104,42 @@ class SelfAttentionOperator(BilinearOperator):
     # ------------------------------------------------------------------ dense weights
 
     def apply_dense(self, Z: Tensor) -> Tensor:
-        """``L_i sum_{k,l} G_i[k, l] Z^(k,l)``: O(N k^2 a c)."""
-        wide = Z.view(self.k, self.a, self.k, self.c).transpose(1, 2).reshape(self.k**2, self.a * self.c)
+        """``L_i sum_{k<=l} G_i[k, l] (Z^(k,l) + Z^(l,k))``: O(N k^2 a c / 2), since Gram matrices are symmetric."""
+        blocks = Z.view(self.k, self.a, self.k, self.c).transpose(1, 2)  # (k, l, a, c)
+        row, col = self._triangle
+        wide = blocks[row, col] + (row != col).to(Z.dtype)[:, None, None] * blocks[col, row]
+        wide = wide.flatten(1)
         parts = sample_chunks(self.N, self.a * self.c)
-        flat = self.G.flatten(1)
-        out = torch.cat([self.L[part] @ (flat[part] @ wide).view(-1, self.a, self.c) for part in parts])
+        out = torch.cat([self.L[part] @ (self._half[part] @ wide).view(-1, self.a, self.c) for part in parts])
         return self._rows(out)
 
     def adjoint(self, V: Tensor) -> Tensor:
-        """``sum_i G_i (x) (L_i^T V_i)``: O(N k^2 a c)."""
-        R, flat = self._grid(V), self.G.flatten(1)
-        out = V.new_zeros((self.k**2, self.a * self.c))
+        """``sum_i G_i (x) (L_i^T V_i)``: O(N k^2 a c / 2)."""
+        R, (row, col) = self._grid(V), self._triangle
+        half = V.new_zeros((len(row), self.a * self.c))
         for part in sample_chunks(self.N, self.a * self.c):
-            out.addmm_(flat[part].T, (self.L[part].mT @ R[part]).flatten(1))
-        return out.view(self.k, self.k, self.a, self.c).transpose(1, 2).reshape(self.weight_shape)
+            half.addmm_(self._half[part].T, (self.L[part].mT @ R[part]).flatten(1))
+        out = V.new_empty((self.k, self.k, self.a, self.c))
+        out[row, col] = out[col, row] = half.view(-1, self.a, self.c)
+        return out.transpose(1, 2).reshape(self.weight_shape)
+
+    @cached_property
+    def _triangle(self) -> tuple[Tensor, Tensor]:
+        """Row and column of the upper triangle of a Gram matrix."""
+        row, col = torch.triu_indices(self.k, self.k, device=self.G.device)
+        return row, col
+
+    @cached_property
+    def _half(self) -> Tensor:
+        """``(N, k(k+1)/2)`` the upper triangles."""
+        row, col = self._triangle
+        return self.G[:, row, col]
 
     # ------------------------------------------------------------------ pieces
 
     def _dense_pays(self, m: int) -> bool:
-        return self.size <= FEW and m * min(2 * self.c, 3 * self.r) > self.a * self.c
+        # one large product runs several times faster than many small ones of as many operations
+        return self.size <= FEW and 8 * m * min(2 * self.c, 3 * self.r) > self.a * self.c
 
     def _rows_first(self, U: Tensor, part: slice) -> Tensor:
         """``L_i U_j^T G_i``, shape ``(n, r, m*k)``."""

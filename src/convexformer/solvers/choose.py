@@ -72,10 +72,11 @@ def solve(
     if keeper is not None and (found := keeper.resume()) is not None:
         start, first = found
     bar = GapBar(f"{problem.head.name}, beta {problem.beta:.3g}", tolerance) if progress else None
-    monitor = Monitor(problem, tolerance, max_iter or MAX_ITER, max_time, callback, bar, keeper)
+    inner = problem.compressed() if name == "fista" else problem
+    monitor = Monitor(inner, problem, tolerance, max_iter or MAX_ITER, max_time, callback, bar, keeper)
     with bar or nullcontext(), torch.no_grad():
         try:
-            SOLVERS[name](problem, start, monitor)
+            SOLVERS[name](inner, start, monitor)
         except KeyboardInterrupt:
             monitor.status = Status.INTERRUPTED
             if not monitor.history:

@@ -67,7 +67,7 @@ def _bregman(at_W: Fit, FW: Tensor, at_Z: Fit, FZ: Tensor) -> float:
     Where the difference of values drowns in rounding, half the symmetric distance ``<grad(Z) - grad(W), Z - W>`` stands
     in: it involves no cancellation, and for small steps the two agree.
     """
-    step = FZ - FW
+    step = (FZ - FW).double()
     distance = at_Z.value - at_W.value - float((at_W.V * step).sum())
     noise = 100 * torch.finfo(FZ.dtype).eps * (abs(at_Z.value) + abs(at_W.value))
     return distance if distance > noise else 0.5 * float(((at_Z.V - at_W.V) * step).sum())

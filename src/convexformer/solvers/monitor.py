@@ -27,7 +27,7 @@ STALL_CHECKS = 60
 
 @final
 class Monitor:
-    """Watches one solve.
+    """Watches one solve of ``problem``, which is ``whole`` itself or a compressed form of it.
 
     The gap is checked at the start, every ``CHECK_EVERY`` iterations and at the limits. In float32 a point that seems
     to meet the tolerance must meet it in float64 too before the solve may end.
@@ -36,6 +36,7 @@ class Monitor:
     def __init__(
         self,
         problem: Problem,
+        whole: Problem,
         tolerance: float,
         max_iter: int,
         max_time: float | None,
@@ -44,6 +45,7 @@ class Monitor:
         checkpoint: Checkpoint | None,
     ) -> None:
         self.problem = problem
+        self.whole = whole
         self.tolerance = tolerance
         self.max_iter = max_iter
         self.max_time = math.inf if max_time is None else max_time
@@ -132,10 +134,11 @@ class Monitor:
             self._best, self._best_gap = weights, relative
 
     def _confirmed(self, weights: Weights, point: DualPoint) -> bool:
-        """A gap in float32, or from an estimated polar, is a hint; the float64 certificate decides."""
-        if self.problem.tokens.X.dtype == torch.float64 and point.polar.kind.certifies:
+        """A gap in float32, of a compressed problem, or from an estimated polar is a hint; the certificate decides."""
+        sure = self.problem is self.whole and point.polar.kind.certifies
+        if sure and self.problem.tokens.X.dtype == torch.float64:
             return True
-        confirmed = certificate(self.problem, weights).meets(self.tolerance)
+        confirmed = certificate(self.whole, weights).meets(self.tolerance)
         if not confirmed:
             self._checks_without_gain += STALL_CHECKS // 6  # the hint is at its limit: do not ask for ever
         return confirmed

@@ -21,9 +21,10 @@ from convexformer.problem import Fit, Problem
 from convexformer.solvers.lbfgs import InverseHessian
 from convexformer.solvers.monitor import Monitor
 
-FIRST_TERMS = 64
-BURST = 12
-MEMORY = 20
+FIRST_TERMS = 8
+SHORTEST, LONGEST = 10, 100
+MEMORY = 30
+RUNG = 0.3
 
 
 @final
@@ -40,65 +41,89 @@ class Point:
 def staircase(problem: Problem, start: Weights, monitor: Monitor) -> None:
     """Alternate bursts of L-BFGS on the factors with gap checks and growth; prune what has died.
 
-    A burst ends when the local optimality gap ``beta g - <M, Z>`` is small against the tolerance, so that what is left of
-    the duality gap is missing rank; then the top singular pairs of ``M`` above beta are appended.
+    A cold start walks down a short ladder of betas first: rank grows as it is needed, from the strongest directions on.
+    A burst ends when the local optimality gap ``beta g - <M, Z>`` is a fraction of the last duality gap, so that what is
+    left is missing rank; then the top singular pairs of ``M`` above beta are appended.
     """
     A = problem.operator
     assert isinstance(A, BilinearOperator)
     Z = start.Z if isinstance(start.Z, LowRank) else LowRank.of(start.Z)
     point = _look(problem, Z, A.apply(Z), start.intercept)
     dual = monitor.check(Z, point.fit)
-    hessian = InverseHessian(MEMORY)
-    goal = 0.1
     steps = iter(monitor)
-    while not monitor.done:
-        grown = _grow(problem, point, dual.M)
-        if grown is not None:
-            point = grown
-            hessian.forget()
-        point, ended = _burst(problem, point, hessian, monitor, steps, goal)
-        point = _tidy(problem, point, hessian)
-        before = monitor.history[-1].relative_gap
+    if Z.n_terms == 0 and not monitor.done:
+        point = _descend(problem, point, dual.polar.value, monitor, steps)
         dual = monitor.check(point.Z, point.fit)
-        gap = monitor.history[-1].relative_gap
-        goal = 0.1 if gap < 0.5 * before else max(0.3 * goal, 1e-4)  # a burst that left the gap was too short
+    while not monitor.done:
+        point = _grow(problem, point, dual.M) or point
+        aim = max(0.02 * monitor.history[-1].relative_gap, 0.05 * monitor.tolerance)
+        point, ended = _burst(problem, point, monitor, steps, aim, LONGEST)
+        dual = monitor.check(point.Z, point.fit)
         if ended:
             break
 
 
+def _descend(problem: Problem, point: Point, beta_max: float, monitor: Monitor, steps: Any) -> Point:
+    """Walk down from ``beta_max`` by the factor ``RUNG``, roughly, and end at the problem's own beta."""
+    beta = RUNG * beta_max
+    while beta > problem.beta / RUNG**0.5:
+        rung = problem.with_beta(beta)
+        point = _look(rung, point.Z, point.outputs, point.fit.intercept)
+        point = _grow(rung, point, problem.operator.dual_matrix(point.fit.V)) or point
+        point, ended = _burst(rung, point, monitor, steps, 1e-2, SHORTEST)
+        if ended:
+            break
+        beta *= RUNG
+    return _look(problem, point.Z, point.outputs, point.fit.intercept)
+
+
 def _burst(
-    problem: Problem, point: Point, hessian: InverseHessian, monitor: Monitor, steps: Any, goal: float
+    problem: Problem, point: Point, monitor: Monitor, steps: Any, aim: float, longest: int
 ) -> tuple[Point, bool]:
-    """L-BFGS until the local gap is ``goal`` times what the tolerance allows; tell whether the iterations ran out."""
-    beta = problem.beta
-    x, g = _flat(point.Z), _gradient(problem, point)
-    for count in range(10_000):
-        local = beta * 0.5 * float(x @ x) + float((point.fit.V * point.outputs).sum())
-        noise = float(g @ g) / max(beta**2 * float(x @ x), 1e-300)  # squared residual of M V_j = beta U_j
-        aim = goal * monitor.tolerance
-        if count >= BURST and abs(local) <= aim * abs(point.value) and noise <= (10 * aim) ** 2:
+    """L-BFGS until the local gap is below ``aim``, relative to the objective; tell whether the iterations ran out.
+
+    Factors are balanced first, dead terms dropped, and each term scaled by the curvature that its size gives it
+    (as in scaled gradient descent; Tong, Ma and Chi 2021), so that weak terms move as fast as strong ones.
+    """
+    point = _tidy(problem, point)
+    scale = _scales(problem, point)
+    hessian = InverseHessian(MEMORY)
+    x, g = _flat(point.Z) / scale, _gradient(problem, point) * scale
+    for count in range(longest):
+        size = float((x * scale).square().sum())
+        local = 0.5 * problem.beta * size + float((point.fit.V * point.outputs).sum())
+        if count >= SHORTEST and abs(local) <= aim * abs(point.value):
             return point, False
         if monitor.late or next(steps, None) is None:
             return point, True
         direction = hessian.direction(g)
         if direction is None or float(direction @ g) >= 0:
             hessian.forget()
-            direction = -g
-            following = _exact_step(problem, point, x, direction)
+            following = _exact_step(problem, point, x * scale, -g * scale)
         else:
-            following = _unit_step(problem, point, x, g, direction)
+            following = _unit_step(problem, point, x * scale, float(g @ direction), direction * scale)
         if following is None:
             return point, False  # rounding: nothing more to gain here
-        x_next, g_next = _flat(following.Z), _gradient(problem, following)
+        x_next, g_next = _flat(following.Z) / scale, _gradient(problem, following) * scale
         hessian.update(x_next - x, g_next - g)
         point, x, g = following, x_next, g_next
     return point, False
 
 
-def _unit_step(problem: Problem, point: Point, x: Tensor, g: Tensor, direction: Tensor) -> Point | None:
+def _scales(problem: Problem, point: Point) -> Tensor:
+    """``(lambda sigma_j + beta)^(-1/2)`` for every number of term j: the inverse root of its curvature."""
+    Z = point.Z
+    sigma = Z.V.square().sum(1)
+    total = float(sigma.square().sum())
+    curvature = float((point.outputs.square() * problem.w[:, None]).sum()) / total if total > 0 else 0.0
+    each = (problem.loss.curvature * curvature * sigma + problem.beta).rsqrt()
+    return torch.cat([each.repeat_interleave(Z.U.shape[1]), each.repeat_interleave(Z.V.shape[1])])
+
+
+def _unit_step(problem: Problem, point: Point, x: Tensor, slope: float, direction: Tensor) -> Point | None:
     """Take the whole step if it descends enough, else the best one along the line."""
     trial = _at(problem, point, x + direction)
-    if trial.value <= point.value + 1e-4 * float(g @ direction):
+    if trial.value <= point.value + 1e-4 * slope:
         return trial
     return _exact_step(problem, point, x, direction)
 
@@ -160,8 +185,8 @@ def _line_minimum(value: Any, at_zero: float) -> float | None:
 
 def _grow(problem: Problem, point: Point, M: Any) -> Point | None:
     """Append the top singular pairs of ``M`` above beta, scaled by the best common step; None when there is none."""
-    wanted = FIRST_TERMS if point.Z.n_terms == 0 else max(4, point.Z.n_terms // 3)
-    sigma, U, V, block = top_pairs(M, wanted, start=point.Z.V if point.Z.n_blocks == 1 else None)
+    wanted = max(FIRST_TERMS, point.Z.n_terms // 2)
+    sigma, U, V, block = top_pairs(M, wanted, sweeps=2)
     above = sigma > problem.beta * (1 + 1e-12)
     if not bool(above.any()):
         return None
@@ -181,15 +206,12 @@ def _grow(problem: Problem, point: Point, M: Any) -> Point | None:
     return _look(problem, Z, point.outputs + t * D, point.fit.intercept)
 
 
-def _tidy(problem: Problem, point: Point, hessian: InverseHessian) -> Point:
-    """Drop terms that have died; the objective falls by their penalty and nothing else."""
-    sizes = point.Z.U.square().sum(1) + point.Z.V.square().sum(1)
-    alive = sizes > 1e-9 * sizes.max() if len(sizes) else sizes > 0
-    if bool(alive.all()):
-        return point
-    hessian.forget()
-    Z = point.Z.select(alive)
-    return _look(problem, Z, problem.operator.apply(Z), point.fit.intercept)
+def _tidy(problem: Problem, point: Point) -> Point:
+    """Balance the factors and drop terms that have died: same outputs, and the objective only falls."""
+    Z = point.Z.balanced(1e-7)
+    if Z.n_terms < point.Z.n_terms:
+        return _look(problem, Z, problem.operator.apply(Z), point.fit.intercept)
+    return _look(problem, Z, point.outputs, point.fit.intercept)
 
 
 def _look(problem: Problem, Z: LowRank, outputs: Tensor, intercept: Tensor | None) -> Point:
