@@ -66,6 +66,10 @@ class Weights:
         factors = LowRank(tensors["U"], tensors["V"], tensors["block"], tuple(shape))
         return cls(factors, tensors.get("intercept"))
 
+    def dense(self) -> Tensor:
+        """``Z`` as one tensor."""
+        return self.Z if isinstance(self.Z, Tensor) else self.Z.dense()
+
     def to(self, *, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> Weights:
         """Move to another device or dtype."""
         b = None if self.intercept is None else self.intercept.to(device=device, dtype=dtype)
@@ -135,7 +139,7 @@ class Head(ABC):
         """Return the layout with whatever structure the head finds in the training tokens."""
         return layout
 
-    def token_norms(self, Z: Tensor) -> Tensor | None:
+    def token_norms(self, weights: Weights) -> Tensor | None:
         """``(s,)`` how much weight each token position has; None when the head treats all alike."""
         return None
 

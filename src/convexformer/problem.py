@@ -16,7 +16,8 @@ from convexformer.architecture import Head, Layout, Weights, resolve_head
 from convexformer.data import TokenDataset
 from convexformer.gauges import Penalty, Polar
 from convexformer.losses import Loss
-from convexformer.operators import Operator
+from convexformer.operators import BilinearOperator, FactoredView, Operator
+from convexformer.operators.bilinear import as_operand
 from convexformer.targets import read_targets
 
 
@@ -117,7 +118,7 @@ class Problem:
 
     def outputs(self, weights: Weights) -> Tensor:
         """``A Z + b``, shape ``(R, c)``."""
-        outputs = self.operator.apply(weights.Z)
+        outputs = as_operand(self.operator, weights.Z)
         return outputs if weights.intercept is None else outputs + weights.intercept
 
     # ------------------------------------------------------------------ relatives of this problem
@@ -146,6 +147,14 @@ class Problem:
         twin.w = torch.ones(len(twin.Y), dtype=self.w.dtype, device=self.w.device)
         whole = float((self.w[:, None] * self.Y.square()).sum())
         twin.offset = self.offset + 0.5 * max(0.0, whole - float(twin.Y.square().sum()))
+        return twin
+
+    def factored(self) -> Problem:
+        """Return the same problem with an operator that works on factors of the weights."""
+        if isinstance(self.operator, BilinearOperator):
+            return self
+        twin = copy.copy(self)
+        twin.operator = FactoredView(self.operator)
         return twin
 
     def reference(self) -> Problem:

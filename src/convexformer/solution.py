@@ -11,6 +11,7 @@ from torch import Tensor
 from convexformer.architecture import Head, Layout, Network, Weights
 from convexformer.data import TokenDataset
 from convexformer.losses import Loss
+from convexformer.operators.bilinear import as_operand
 
 if TYPE_CHECKING:  # a solution carries its certificate but computes none
     from convexformer.certificates import Certificate
@@ -71,7 +72,7 @@ class Solution:
                 f"X has tokens of size d={tokens.width}; this solution was fitted with d={self.layout.width}. "
                 "Use the same embedding as for training."
             )
-        outputs = self.head.operator(tokens, self.layout).apply(Z)
+        outputs = as_operand(self.head.operator(tokens, self.layout), Z)
         if self.weights.intercept is not None:
             outputs = outputs + self.weights.intercept
         return self.layout.shape(outputs, tokens)
@@ -82,10 +83,8 @@ class Solution:
 
     def dense(self) -> Tensor:
         """Return ``Z`` as one tensor; its axes are those of the head (``(s, d, c)`` for attention)."""
-        Z = self.weights.Z
-        return Z if isinstance(Z, Tensor) else Z.dense()
+        return self.weights.dense()
 
     def token_norms(self) -> Tensor | None:
         """``(s,)`` the weight of each token position; None for heads that treat all positions alike."""
-        Z = self.weights.Z
-        return self.head.token_norms(Z) if isinstance(Z, Tensor) else None
+        return self.head.token_norms(self.weights)

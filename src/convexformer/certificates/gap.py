@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from convexformer.architecture import Network, Weights
 from convexformer.gauges import Polar
+from convexformer.operators.bilinear import as_operand
 from convexformer.problem import Fit, Problem
 
 
@@ -103,7 +104,7 @@ def certificate(problem: Problem, weights: Weights) -> Certificate:
     expected = problem.operator.weight_shape
     if tuple(weights.Z.shape) != tuple(expected):
         raise ValueError(f"the weights have shape {tuple(weights.Z.shape)}; this problem expects {tuple(expected)}.")
-    outputs = problem.operator.apply(weights.Z)
+    outputs = as_operand(problem.operator, weights.Z)
     penalty = float(problem.penalty.value(weights.Z))
     return _certificate(problem, outputs, weights.intercept, penalty)
 
@@ -131,7 +132,7 @@ def _certify_network(network: nn.Module, problem: Problem) -> Certificate:
     weights = problem.head.lift(network, problem.layout).to(device=problem.Y.device, dtype=torch.float64)
     assert isinstance(network, Network)  # lift() has refused anything else
     penalty = float(network.decay().detach())
-    outputs = problem.operator.apply(weights.Z)
+    outputs = as_operand(problem.operator, weights.Z)
     return _certificate(problem, outputs, weights.intercept, penalty)
 
 

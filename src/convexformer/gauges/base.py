@@ -61,6 +61,10 @@ class Penalty(ABC):
     def conjugate(self, M: Any, beta: float) -> float:
         """``(beta g)*(M)``, given that ``M`` was scaled by :meth:`scale_limit`."""
 
+    def factor_weight(self) -> float | None:
+        """Return ``a`` when ``g(Z) = min a/2 (|U|^2 + |V|^2)`` over factors of each block of ``Z``; else None."""
+        return None
+
     @abstractmethod
     def zero_beta(self, M: Any, curvature: Callable[[], float]) -> Polar:
         """Return the smallest ``beta`` at which ``Z = 0`` is optimal when ``M = -A^T grad F(0)``.

@@ -43,6 +43,10 @@ class NuclearNorm(Gauge):
         shrink = ((V * keep[..., None, :]) @ V.mT).to(Z.dtype)
         return Z @ shrink if Z.shape[-2] >= Z.shape[-1] else shrink @ Z
 
+    def factor_weight(self) -> float | None:
+        """``scale``: a nuclear norm is the least half sum of squares of factors."""
+        return self.scale
+
     def polar(self, M: Any) -> Polar:
         """Return the largest singular value of any slice, over ``scale``: exact for a tensor, so it may certify."""
         found = Polar(largest(M)) if isinstance(M, Tensor) else bound(M)

@@ -12,9 +12,9 @@ from convexformer.gauges.base import Polar, PolarKind
 
 SMALL_SIDE = 1024  # eigenvalues of a Gram matrix up to this side
 CHOLESKY_SIDE = 20_000  # a Cholesky test up to this side
-FORMED = 1 << 27  # numbers of M that may be formed for a bound
+FORMED = 1 << 28  # numbers of M that may be formed for a bound: 2 GiB in float64
 FAILURE = 1e-6  # probability that a probabilistic bound is wrong
-LANCZOS_STEPS = 300
+LANCZOS_STEPS = 1000
 
 
 def gram(M: Tensor) -> Tensor:
@@ -90,26 +90,28 @@ def top_pairs(M: Any, k: int, start: Tensor | None = None, sweeps: int = 6) -> t
     By the SVD of small blocks, by subspace iteration on large ones (``start: (j, q)`` seeds it).
     """
     B, p, q = M.shape
+    if min(p, q) <= SMALL_SIDE and B * p * q <= FORMED:
+        return _gram_pairs(M.dense(), k)
     found = []
     for b in range(B):
-        if min(p, q) <= SMALL_SIDE and B * p * q <= FORMED:
-            U, sigma, V = _gram_pairs(M.dense()[b], k)
-        else:
-            U, sigma, V = _subspace(M, b, k, start, sweeps)
+        U, sigma, V = _subspace(M, b, k, start, sweeps)
         found.append((sigma, U, V, torch.full((len(sigma),), b, dtype=torch.int64, device=sigma.device)))
     sigma, U, V, block = (torch.cat(parts) for parts in zip(*found, strict=True))
     order = sigma.argsort(descending=True)[:k]
     return sigma[order], U[order], V[order], block[order]
 
 
-def _gram_pairs(M: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the top ``k`` triples of a matrix by the eigenvectors of its small Gram matrix."""
-    tall = M.shape[0] >= M.shape[1]
-    squares, Q = torch.linalg.eigh(gram(M))
-    Q = Q[:, -k:].flip(1)
-    sigma = squares[-k:].flip(0).clamp_min(0).sqrt()
-    other = ((M if tall else M.T) @ Q / sigma.clamp_min(1e-300)).T
-    return (other, sigma, Q.T) if tall else (Q.T, sigma, other)
+def _gram_pairs(M: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return the top ``k`` triples of all blocks ``(B, p, q)`` by the eigenvectors of their small Gram matrices."""
+    tall = M.shape[-2] >= M.shape[-1]
+    squares, Q = torch.linalg.eigh(gram(M))  # (B, n), (B, n, n)
+    order = squares.flatten().argsort(descending=True)[:k]
+    block, column = order // squares.shape[1], order % squares.shape[1]
+    sigma = squares[block, column].clamp_min(0).sqrt()
+    short = Q[block, :, column]  # (k, n)
+    long = (M if tall else M.mT)[block] @ short[:, :, None]
+    long = long[:, :, 0] / sigma.clamp_min(1e-300)[:, None]
+    return (sigma, long, short, block) if tall else (sigma, short, long, block)
 
 
 def _subspace(M: Any, b: int, k: int, start: Tensor | None, sweeps: int) -> tuple[Tensor, Tensor, Tensor]:

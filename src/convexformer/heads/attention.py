@@ -80,7 +80,7 @@ class Attention(Head):
 
         Heads take the zero rows into account, which proposition 1 as printed does not.
         """
-        slices = weights.Z.reshape(-1, *weights.Z.shape[-2:])  # (g*s, d, c)
+        slices = weights.dense().reshape(-1, *weights.Z.shape[-2:])  # (g*s, d, c)
         where, w2, w3 = group_heads(slices) if self.decay == "l1" else singular_heads(slices)
         s = layout.n_tokens
         w1 = nn.functional.one_hot(where % s, s).to(w2)
@@ -126,9 +126,9 @@ class Attention(Head):
             **gated,
         )
 
-    def token_norms(self, Z: Tensor) -> Tensor:
+    def token_norms(self, weights: Weights) -> Tensor:
         """``(s,)`` the Frobenius norm of each token's slice."""
-        return Z.movedim(-3, 0).flatten(1).norm(dim=1)
+        return weights.dense().movedim(-3, 0).flatten(1).norm(dim=1)
 
     def _gate_vectors(self, layout: Layout) -> tuple[Tensor, Tensor] | None:
         """``(u1: (g, s), u2: (g, d))``, or None for a linear head."""

@@ -76,10 +76,6 @@ class Sum(Head):
             flat.append((Z if isinstance(Z, Tensor) else Z.dense()).flatten())
         return Weights(torch.cat(flat), None if network.bias is None else network.bias.detach().clone())
 
-    def token_norms(self, Z: Tensor) -> Tensor | None:
-        """No common measure of tokens."""
-        return None
-
     def random_network(self, layout: Layout, n_heads: int, seed: int = 0, bias: bool = False) -> SumNetwork:
         """Return a random network of each part, a start for gradient training."""
         parts = [head.random_network(layout, n_heads, seed + k) for k, head in enumerate(self.heads)]

@@ -88,7 +88,7 @@ class FourierHead(Head):
     def recover(self, weights: Weights, layout: Layout) -> FourierNetwork:
         """One kernel for each singular value; in the reduced program kernels are constant over shifts."""
         s, B = layout.n_tokens, self.n_blocks
-        where, w1, w2 = singular_heads(weights.Z.reshape(-1, *weights.Z.shape[-2:]))
+        where, w1, w2 = singular_heads(weights.dense().reshape(-1, *weights.Z.shape[-2:]))
         if self._reduced(layout):
             # the kernel 1_s (x) w / s has the same pooled output; balancing leaves w / s^(3/4) and s^(-1/4) w2
             w1, w2 = w1[:, None].expand(-1, s, -1) * s**-0.75, w2 * s**-0.25

@@ -76,7 +76,7 @@ class TokenMLP(Head):
 
     def recover(self, weights: Weights, layout: Layout) -> MLPNetwork:
         """One neuron for each singular value of each gate's block."""
-        where, w1, w2 = singular_heads(weights.Z.reshape(-1, *weights.Z.shape[-2:]))
+        where, w1, w2 = singular_heads(weights.dense().reshape(-1, *weights.Z.shape[-2:]))
         h = self._gate_vectors(layout)
         gated: dict[str, Any] = {} if h is None else {"gates": h.to(w1.device), "gate_index": where}
         return MLPNetwork(w1, w2, weights.intercept, **self._options(layout), **gated)

@@ -1,7 +1,7 @@
 """Operators: matrix-free maps from weights to outputs, with their adjoints."""
 
 from convexformer.operators.base import Operator
-from convexformer.operators.bilinear import BilinearOperator, ImplicitMatrix
+from convexformer.operators.bilinear import BilinearOperator, FactoredView, ImplicitMatrix
 from convexformer.operators.combined import SumOperator
 from convexformer.operators.dense import DenseOperator
 from convexformer.operators.fourier import FourierOperator
@@ -13,6 +13,7 @@ from convexformer.operators.selfattention import GatedSelfAttentionOperator, Sel
 __all__ = [
     "BilinearOperator",
     "DenseOperator",
+    "FactoredView",
     "FourierOperator",
     "GatedMixerOperator",
     "GatedOperator",

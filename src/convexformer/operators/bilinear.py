@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from typing import final
 
@@ -36,7 +37,7 @@ class BilinearOperator(Operator):
     @property
     def n_blocks(self) -> int:
         """B, the number of gates; 1 for a linear head."""
-        return self.weight_shape[0] if len(self.weight_shape) == 3 else 1
+        return math.prod(self.weight_shape[:-2])
 
     @property
     def size(self) -> int:
@@ -110,6 +111,65 @@ class ImplicitMatrix:
         if self._dense is None:
             self._dense = self.operator.adjoint(self.D).reshape(self.shape)
         return self._dense
+
+
+@final
+class FactoredView(BilinearOperator):
+    """Any operator on stacks of matrices, seen through factors: ``Z`` is small enough to be formed at every evaluation.
+
+    Worth it where thresholding singular values would cost more than the products, as on a GPU.
+    """
+
+    def __init__(self, inner: Operator) -> None:
+        self.inner = inner
+        self.weight_shape, self.output_shape = inner.weight_shape, inner.output_shape
+        self._memo: tuple[Tensor, Tensor] | None = None
+
+    @property
+    def like(self) -> Tensor:
+        """A tensor of the inner operator."""
+        return self.inner.like
+
+    def to(self, *, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> FactoredView:
+        """Move the inner operator."""
+        return FactoredView(self.inner.to(device=device, dtype=dtype))
+
+    def apply_factors(self, Z: LowRank) -> Tensor:
+        """Form ``Z`` and apply."""
+        return self.inner.apply(Z.dense())
+
+    def apply_dense(self, Z: Tensor) -> Tensor:
+        """Apply."""
+        return self.inner.apply(Z)
+
+    def adjoint(self, V: Tensor) -> Tensor:
+        """Apply the adjoint."""
+        return self.inner.adjoint(V)
+
+    def left(self, D: Tensor, V: Tensor, b: int) -> Tensor:
+        """``M_b V_j`` with ``M`` formed once for each ``D``."""
+        return V @ self._matrix(D)[b].T
+
+    def right(self, D: Tensor, U: Tensor, b: int) -> Tensor:
+        """``M_b^T U_j``."""
+        return U @ self._matrix(D)[b]
+
+    def pull(self, D: Tensor, Z: LowRank) -> tuple[Tensor, Tensor]:
+        """Both gradients for all blocks at once."""
+        M = self._matrix(D)[Z.block]  # (m, p, q)
+        return (M @ Z.V[:, :, None])[:, :, 0], (Z.U[:, None] @ M)[:, 0]
+
+    def _matrix(self, D: Tensor) -> Tensor:
+        if self._memo is None or self._memo[0] is not D:
+            self._memo = (D, self.inner.adjoint(D).reshape(-1, *self.weight_shape[-2:]))
+        return self._memo[1]
+
+
+def as_operand(operator: Operator, Z: Tensor | LowRank) -> Tensor:
+    """``A Z``, forming low-rank weights where the operator knows tensors only."""
+    if isinstance(Z, LowRank) and not isinstance(operator, BilinearOperator):
+        return operator.apply(Z.dense())
+    return operator.apply(Z)
 
 
 def sample_chunks(n: int, numbers_each: int) -> list[slice]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import final
 
@@ -49,7 +50,7 @@ class LowRank:
     @property
     def n_blocks(self) -> int:
         """B, the number of blocks."""
-        return self.shape[0] if len(self.shape) == 3 else 1
+        return math.prod(self.shape[:-2])
 
     @property
     def dtype(self) -> torch.dtype:

@@ -15,7 +15,6 @@ from sklearn.exceptions import ConvergenceWarning
 from torch import Tensor, nn
 
 from convexformer.architecture import Weights
-from convexformer.certificates import certificate
 from convexformer.data.tokens import check_finite
 from convexformer.operators import BilinearOperator, LowRank
 from convexformer.problem import Problem
@@ -54,10 +53,10 @@ def solve(
     _check_options(tolerance, max_iter, max_time)
     name = one_of("solver", solver, ("auto", *SOLVERS))
     name = _choose(problem) if name == "auto" else name
-    if name == "staircase" and not isinstance(problem.operator, BilinearOperator):
+    if name == "staircase" and problem.penalty.factor_weight() is None:
         raise ValueError(
-            f"solver='staircase' works on factors, which the {problem.head.name} head with these options does not have; "
-            "use solver='fista' or 'auto'."
+            f"solver='staircase' works on factors of a nuclear norm; the penalty of this {problem.head.name} head is "
+            f"{problem.penalty!r}. Use solver='fista' or 'auto'."
         )
     if problem.penalty.sparse and problem.beta > problem.beta_max * (1 + 1e-9):
         warnings.warn(
@@ -72,18 +71,19 @@ def solve(
     if keeper is not None and (found := keeper.resume()) is not None:
         start, first = found
     bar = GapBar(f"{problem.head.name}, beta {problem.beta:.3g}", tolerance) if progress else None
-    inner = problem.compressed() if name == "fista" else problem
-    monitor = Monitor(inner, problem, tolerance, max_iter or MAX_ITER, max_time, callback, bar, keeper)
+    monitor = Monitor(problem, tolerance, max_iter or MAX_ITER, max_time, callback, bar, keeper)
     with bar or nullcontext(), torch.no_grad():
         try:
-            SOLVERS[name](inner, start, monitor)
+            _run(name, problem, start, monitor)
+            if monitor.status is Status.STALLED and problem.reference() is not problem:
+                _finish(name, problem, monitor)
         except KeyboardInterrupt:
             monitor.status = Status.INTERRUPTED
             if not monitor.history:
                 raise
         if keeper is not None:
             keeper.keep(monitor.best, monitor.iteration, now=True)
-        proof = certificate(problem, monitor.best)
+        proof = monitor.proof()
     if monitor.status not in (Status.CONVERGED, Status.INTERRUPTED):
         warnings.warn(
             f"{monitor.status} (after {monitor.iteration} iterations the relative gap is {proof.relative_gap:.2e}, "
@@ -106,10 +106,31 @@ def solve(
     )
 
 
+def _run(name: str, problem: Problem, start: Weights, monitor: Monitor) -> None:
+    """Give the solver the problem in the form that suits it."""
+    inner = problem.compressed() if name == "fista" else problem.factored()
+    monitor.watch(inner, problem)
+    SOLVERS[name](inner, start, monitor)
+
+
+def _finish(name: str, problem: Problem, monitor: Monitor) -> None:
+    """Go on in float64 from where float32 gave out, if there is memory for it."""
+    exact = problem.reference()
+    try:
+        start = monitor.best.to(dtype=torch.float64)
+        _run(name, exact, start, monitor)
+    except torch.OutOfMemoryError:
+        monitor.status = Status.STALLED
+
+
 def _choose(problem: Problem) -> str:
-    """Factors for large matrices, FISTA for the rest."""
+    """Factors for large matrices, and on a GPU, where thresholding singular values is slow; FISTA for the rest."""
     A = problem.operator
-    return "staircase" if isinstance(A, BilinearOperator) and A.size > SMALL else "fista"
+    if problem.penalty.factor_weight() is None:
+        return "fista"
+    if isinstance(A, BilinearOperator):
+        return "staircase" if A.size > SMALL else "fista"
+    return "staircase" if A.like.is_cuda and min(A.weight_shape[-2:]) > 16 else "fista"
 
 
 def _start(problem: Problem, warm_start: Any, *, factors: bool) -> Weights:

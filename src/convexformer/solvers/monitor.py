@@ -13,7 +13,7 @@ from typing import Any, final
 import torch
 
 from convexformer.architecture import Weights
-from convexformer.certificates import DualPoint, certificate, dual_point
+from convexformer.certificates import Certificate, DualPoint, certificate, dual_point
 from convexformer.problem import Fit, Problem
 from convexformer.solution import Record, Status
 from convexformer.solvers.checkpoint import Checkpoint
@@ -36,7 +36,6 @@ class Monitor:
     def __init__(
         self,
         problem: Problem,
-        whole: Problem,
         tolerance: float,
         max_iter: int,
         max_time: float | None,
@@ -44,8 +43,7 @@ class Monitor:
         bar: GapBar | None,
         checkpoint: Checkpoint | None,
     ) -> None:
-        self.problem = problem
-        self.whole = whole
+        self.problem = self.whole = problem
         self.tolerance = tolerance
         self.max_iter = max_iter
         self.max_time = math.inf if max_time is None else max_time
@@ -60,7 +58,24 @@ class Monitor:
         self._best_gap = math.inf
         self._best_primal = math.inf
         self._checks_without_gain = 0
+        self._proof: tuple[Weights, Certificate] | None = None
         self._done = False
+
+    def watch(self, problem: Problem, whole: Problem) -> None:
+        """Begin to watch a solve of ``problem``, a form of ``whole``; what was seen before is kept."""
+        self.problem, self.whole = problem, whole
+        self.status, self._done, self._checks_without_gain = Status.MAX_ITER, False, 0
+        self._patience = STALL_CHECKS if whole.tokens.X.dtype == torch.float64 else STALL_CHECKS // 6
+
+    def stall(self) -> None:
+        """Say that the solver can make no more progress in this precision."""
+        self._stop(Status.STALLED)
+
+    def proof(self) -> Certificate:
+        """Return the certificate of the best point, from its weights alone."""
+        if self._proof is not None and self._proof[0] is self.best:
+            return self._proof[1]
+        return certificate(self.whole, self.best)
 
     @property
     def best(self) -> Weights:
@@ -114,7 +129,7 @@ class Monitor:
             self.bar.show(record)
         if relative <= self.tolerance and self._confirmed(weights, point):
             self._stop(Status.CONVERGED)
-        elif self._checks_without_gain >= STALL_CHECKS:
+        elif self._checks_without_gain >= self._patience:
             self._stop(Status.STALLED)
         if self.callback is not None and self.callback(record, weights) is True and not self._done:
             self._stop(Status.INTERRUPTED)
@@ -138,10 +153,13 @@ class Monitor:
         sure = self.problem is self.whole and point.polar.kind.certifies
         if sure and self.problem.tokens.X.dtype == torch.float64:
             return True
-        confirmed = certificate(self.whole, weights).meets(self.tolerance)
-        if not confirmed:
-            self._checks_without_gain += STALL_CHECKS // 6  # the hint is at its limit: do not ask for ever
-        return confirmed
+        proof = certificate(self.whole, weights)
+        self._proof = (weights, proof)
+        if not proof.meets(self.tolerance):
+            self._checks_without_gain += self._patience // 3  # the hint is at its limit: do not ask for ever
+        elif self._best is not weights:
+            self._best, self._best_gap = weights, proof.relative_gap
+        return proof.meets(self.tolerance)
 
     def _stop(self, status: Status) -> None:
         self.status, self._done = status, True

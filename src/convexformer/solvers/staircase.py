@@ -50,17 +50,21 @@ def staircase(problem: Problem, start: Weights, monitor: Monitor) -> None:
     Z = start.Z if isinstance(start.Z, LowRank) else LowRank.of(start.Z)
     point = _look(problem, Z, A.apply(Z), start.intercept)
     dual = monitor.check(Z, point.fit)
-    steps = iter(monitor)
+    steps, stuck = iter(monitor), 0
     if Z.n_terms == 0 and not monitor.done:
         point = _descend(problem, point, dual.polar.value, monitor, steps)
         dual = monitor.check(point.Z, point.fit)
     while not monitor.done:
         point = _grow(problem, point, dual.M) or point
         aim = max(0.02 * monitor.history[-1].relative_gap, 0.05 * monitor.tolerance)
+        before = monitor.iteration
         point, ended = _burst(problem, point, monitor, steps, aim, LONGEST)
         dual = monitor.check(point.Z, point.fit)
+        stuck = stuck + 1 if monitor.iteration - before < SHORTEST else 0
         if ended:
             break
+        if stuck == 3 and not monitor.done:  # bursts end at once: rounding hides every descent
+            monitor.stall()
 
 
 def _descend(problem: Problem, point: Point, beta_max: float, monitor: Monitor, steps: Any) -> Point:
@@ -91,7 +95,7 @@ def _burst(
     x, g = _flat(point.Z) / scale, _gradient(problem, point) * scale
     for count in range(longest):
         size = float((x * scale).square().sum())
-        local = 0.5 * problem.beta * size + float((point.fit.V * point.outputs).sum())
+        local = 0.5 * _weight(problem) * size + float((point.fit.V * point.outputs).sum())
         if count >= SHORTEST and abs(local) <= aim * abs(point.value):
             return point, False
         if monitor.late or next(steps, None) is None:
@@ -116,7 +120,7 @@ def _scales(problem: Problem, point: Point) -> Tensor:
     sigma = Z.V.square().sum(1)
     total = float(sigma.square().sum())
     curvature = float((point.outputs.square() * problem.w[:, None]).sum()) / total if total > 0 else 0.0
-    each = (problem.loss.curvature * curvature * sigma + problem.beta).rsqrt()
+    each = (problem.loss.curvature * curvature * sigma + _weight(problem)).rsqrt()
     return torch.cat([each.repeat_interleave(Z.U.shape[1]), each.repeat_interleave(Z.V.shape[1])])
 
 
@@ -130,7 +134,7 @@ def _unit_step(problem: Problem, point: Point, x: Tensor, slope: float, directio
 
 def _exact_step(problem: Problem, point: Point, x: Tensor, direction: Tensor) -> Point | None:
     """Minimise along the line without further products: outputs are quadratic in the step, ``F0 + t F1 + t^2 F2``."""
-    beta, A = problem.beta, problem.operator
+    beta, A = _weight(problem), problem.operator
     D = _factors(point.Z, direction)
     F2 = A.apply(D)
     F1 = A.apply(_factors(point.Z, x + direction)) - point.outputs - F2
@@ -187,17 +191,18 @@ def _grow(problem: Problem, point: Point, M: Any) -> Point | None:
     """Append the top singular pairs of ``M`` above beta, scaled by the best common step; None when there is none."""
     wanted = max(FIRST_TERMS, point.Z.n_terms // 2)
     sigma, U, V, block = top_pairs(M, wanted, sweeps=2)
-    above = sigma > problem.beta * (1 + 1e-12)
+    beta = _weight(problem)
+    above = sigma > beta * (1 + 1e-12)
     if not bool(above.any()):
         return None
-    root = (sigma[above] - problem.beta).clamp_min(0)[:, None].sqrt()
+    root = (sigma[above] - beta).clamp_min(0)[:, None].sqrt()
     root = root / root.max()
     new = LowRank(root * U[above].to(point.Z.U), root * V[above].to(point.Z.V), block[above], point.Z.shape)
     D, size = problem.operator.apply(new), float(root.square().sum())
 
     def value(t: float) -> float:
         fit = problem.fit(point.outputs + t * D, point.fit.intercept)
-        return fit.value + problem.beta * t * size + (point.value - point.fit.value)
+        return fit.value + beta * t * size + (point.value - point.fit.value)
 
     t = _line_minimum(value, point.value)
     if t is None:
@@ -217,7 +222,7 @@ def _tidy(problem: Problem, point: Point) -> Point:
 def _look(problem: Problem, Z: LowRank, outputs: Tensor, intercept: Tensor | None) -> Point:
     fit = problem.fit(outputs, intercept)
     size = 0.5 * float(Z.U.square().sum() + Z.V.square().sum())
-    return Point(Z, outputs, fit, fit.value + problem.beta * size)
+    return Point(Z, outputs, fit, fit.value + _weight(problem) * size)
 
 
 def _at(problem: Problem, point: Point, x: Tensor) -> Point:
@@ -230,7 +235,12 @@ def _gradient(problem: Problem, point: Point) -> Tensor:
     A = problem.operator
     assert isinstance(A, BilinearOperator)
     GU, GV = A.pull(point.fit.V, point.Z)
-    return torch.cat([GU.flatten(), GV.flatten()]) + problem.beta * _flat(point.Z)
+    return torch.cat([GU.flatten(), GV.flatten()]) + _weight(problem) * _flat(point.Z)
+
+
+def _weight(problem: Problem) -> float:
+    """The weight of ``1/2 (|U|^2 + |V|^2)``: beta, times the scale of the nuclear norm."""
+    return problem.beta * (problem.penalty.factor_weight() or 1.0)
 
 
 def _flat(Z: LowRank) -> Tensor:
