@@ -6,7 +6,7 @@ import hashlib
 import json
 import os
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -19,7 +19,7 @@ from convexformer.certificates import Certificate
 from convexformer.crossvalidation import TokenClassifierCV
 from convexformer.estimators import TokenClassifier, TokenEstimator, TokenRegressor
 from convexformer.losses import LOSSES, Loss
-from convexformer.networks import NETWORKS, StandardizedNetwork
+from convexformer.networks import NETWORKS, StandardizedNetwork, SumNetwork
 from convexformer.solution import Record, Solution, Status
 
 FORMAT, SCHEMA = "convexformer", 1
@@ -234,6 +234,10 @@ def _network_body(network: Network, shelf: _Shelf, name: str) -> dict[str, Any]:
     if isinstance(network, StandardizedNetwork):
         own = {"mean": network.mean, "scale": network.scale}
         return {"type": kind, "inner": _network_body(network.network, shelf, f"{name}.inner"), **_put(shelf, name, own)}
+    if isinstance(network, SumNetwork):
+        parts = [_network_body(cast(Network, part), shelf, f"{name}.{k}") for k, part in enumerate(network.parts)]
+        bias = {} if network.bias is None else {"bias": network.bias}
+        return {"type": kind, "parts": parts, **_put(shelf, name, bias)}
     if kind not in NETWORKS:
         raise TypeError(f"cannot save a {kind}; expected one of {', '.join(NETWORKS)}.")
     return {"type": kind, "config": network.config(), **_put(shelf, name, network.state_dict())}
@@ -247,6 +251,8 @@ def _read_network(body: dict[str, Any], shelf: _Shelf) -> Network:
     state = {key: shelf.get(value) for key, value in body["state"].items()}
     if body["type"] == "StandardizedNetwork":
         return StandardizedNetwork(_read_network(body["inner"], shelf), state["mean"], state["scale"])
+    if body["type"] == "SumNetwork":
+        return SumNetwork([_read_network(part, shelf) for part in body["parts"]], state.get("bias"))
     return NETWORKS[body["type"]](**state, **body["config"])
 
 

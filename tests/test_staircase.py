@@ -1,0 +1,261 @@
+"""The staircase: escapes, growth, pruning, and the bounds behind its certificates."""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch
+
+import convexformer as cf
+from convexformer.architecture import Head, Weights
+from convexformer.gauges import NuclearNorm, PolarKind, spectral
+from convexformer.operators import BilinearOperator, ImplicitMatrix, LowRank, SelfAttentionOperator
+
+
+class Entries(BilinearOperator):
+    """Every entry of ``Z``, times its weight: a weighted matrix completion."""
+
+    def __init__(self, root):
+        self.root = root  # (p, q)
+        self.weight_shape, self.output_shape = tuple(root.shape), (root.numel(), 1)
+
+    like = property(lambda self: self.root)
+
+    def apply_factors(self, Z):
+        return (self.root * (Z.U.T @ Z.V)).reshape(-1, 1)
+
+    def left(self, D, V, b):
+        return V @ (self.root * D.view_as(self.root)).T
+
+    def right(self, D, U, b):
+        return U @ (self.root * D.view_as(self.root))
+
+    def to(self, *, device=None, dtype=None):
+        return Entries(self.root.to(device=device, dtype=dtype))
+
+
+@dataclass(frozen=True, eq=False)
+class Completion(Head):
+    root: torch.Tensor
+
+    name, per_token, positional = "completion", False, False
+
+    def operator(self, tokens, layout):
+        return Entries(self.root)
+
+    def penalty(self, layout):
+        return NuclearNorm()
+
+    def config(self):
+        return {}
+
+    def recover(self, weights, layout):
+        raise AssertionError("not needed here")
+
+    lift = recover
+
+
+# 4x4 weighted least squares with a rank-one optimum .0245107 and a spurious local minimum .504230 at rank two
+WEIGHT = [
+    [12.8578784, 11.4837368, 0.70750606, 27.002737],
+    [3.75283571, 0.955696722, 0.34869031, 152.397884],
+    [9.9040849, 76.3943347, 253.279648, 0.539116605],
+    [0.438064429, 0.000636330349, 38.897763, 58.2368465],
+]
+TARGET = [
+    [0.17566805, -0.86580658, 0.62269352, -0.35660637],
+    [-0.04666549, 0.22999795, -0.16541597, 0.09473101],
+    [0.04276254, -0.21076164, 0.1515811, -0.08680801],
+    [-0.09899216, 0.48789785, -0.35089919, 0.20095421],
+]
+SPURIOUS_U = [[-0.73416618, 0.19395838, 0.37165528, -0.86280547], [0.09919157, -0.0202742, 0.42706162, 1.37485821]]
+SPURIOUS_V = [
+    [-0.171996741, 0.990464987, 0.399574084, 0.537510511],
+    [0.131730938, -1.35390718, 0.000586753112, 0.482129325],
+]
+
+
+@pytest.fixture
+def trap():
+    root = torch.tensor(WEIGHT, dtype=torch.float64).sqrt()
+    Y = (root * torch.tensor(TARGET, dtype=torch.float64)).reshape(-1)
+    return cf.Problem(Completion(root), torch.zeros((16, 1, 1)), Y, beta=0.01791287)
+
+
+def test_the_certificate_sees_through_a_spurious_minimum_and_the_staircase_escapes_it(trap):
+    U, V = (torch.tensor(rows, dtype=torch.float64) for rows in (SPURIOUS_U, SPURIOUS_V))
+    stuck = Weights(LowRank(U, V, torch.zeros(2, dtype=torch.int64), (4, 4)))
+    assert trap.objective(stuck) == pytest.approx(0.504230, abs=1e-4)
+    assert cf.certify(stuck, trap).gap > 0.4
+    escaped = cf.solve(trap, tolerance=1e-7, solver="staircase", warm_start=stuck)
+    assert escaped.objective == pytest.approx(0.0245107, abs=1e-7)
+    assert escaped.certificate.relative_gap <= 1e-7
+    assert cf.solve(trap, tolerance=1e-7, solver="staircase").objective == pytest.approx(0.0245107, abs=1e-7)
+
+
+@pytest.fixture(scope="module")
+def attention():
+    rng = np.random.default_rng(0)
+    X = rng.standard_normal((60, 6, 5))
+    W1, W2 = rng.standard_normal((2, 5, 5)), rng.standard_normal((2, 5, 3))
+    Y = sum(X @ a @ X.transpose(0, 2, 1) @ X @ b for a, b in zip(W1, W2, strict=True))
+    return X, Y / Y.std() + 0.1 * rng.standard_normal((60, 6, 3))
+
+
+def test_the_staircase_ends_with_as_many_terms_as_the_optimum_has_rank(attention):
+    X, Y = attention
+    problem = cf.Problem("self_attention", X, Y, beta_ratio=0.1)
+    solution = cf.solve(problem, tolerance=1e-8, solver="staircase")
+    dense = cf.solve(problem, tolerance=1e-8, solver="fista").dense()
+    rank = int((torch.linalg.svdvals(dense) > 1e-6).sum())
+    assert 0 < rank < 8  # fewer than the terms it grows by
+    assert solution.weights.Z.n_terms == rank
+    assert len(solution.network().w1) == rank
+
+
+def test_warm_starts_along_beta_save_iterations(attention):
+    X, Y = attention
+    problem = cf.Problem("self_attention", X, Y, beta_ratio=0.05)
+    cold = cf.solve(problem, tolerance=1e-6, solver="staircase")
+    near = cf.solve(problem.with_beta(1.1 * problem.beta), tolerance=1e-6, solver="staircase")
+    warm = cf.solve(problem, tolerance=1e-6, solver="staircase", warm_start=near)
+    assert warm.n_iter < cold.n_iter
+    assert warm.objective == pytest.approx(cold.objective, rel=2e-6)
+
+
+def test_weights_pass_between_solvers_and_through_checkpoints(attention, tmp_path):
+    X, Y = attention
+    problem = cf.Problem("self_attention", X, Y, beta_ratio=0.1)
+    file = tmp_path / "run.safetensors"
+    with pytest.warns(UserWarning, match="max_iter"):
+        cf.solve(problem, tolerance=1e-10, solver="staircase", max_iter=12, checkpoint=file)
+    resumed = cf.solve(problem, tolerance=1e-6, solver="staircase", checkpoint=file)
+    assert resumed.certificate.relative_gap <= 1e-6
+    dense = cf.solve(problem, tolerance=1e-6, solver="fista", warm_start=resumed)
+    assert dense.n_iter <= 10
+    assert cf.solve(problem, tolerance=1e-6, solver="staircase", warm_start=dense).objective == pytest.approx(
+        dense.objective, rel=1e-6
+    )
+
+
+def test_the_staircase_says_which_penalties_it_serves():
+    problem = cf.Problem("attention", np.eye(4)[:, None], np.array([0, 1, 0, 1]), beta_ratio=0.5)
+    with pytest.raises(ValueError, match="nuclear norm"):
+        cf.solve(problem, solver="staircase")
+
+
+def test_uncorrelated_channels_separate_with_the_same_optimum():
+    """Sahiner et al. 2022, corollary 3.2."""
+    rng = np.random.default_rng(5)
+    X = np.zeros((8, 6, 4))
+    for x in X:  # channels 0, 2 live on tokens 0..2, channels 1, 3 on the others: no sample correlates them
+        x[:3, ::2], x[3:, 1::2] = rng.standard_normal((3, 2)), rng.standard_normal((3, 2))
+    Y = rng.standard_normal((8, 6, 2))
+    apart = cf.Problem("self_attention", X, Y, beta_ratio=0.1)
+    assert apart.layout.channel_blocks == ((0, 2), (1, 3))
+    blocks = cf.solve(apart, tolerance=1e-9)
+    # the whole program, by an operator that does not look for blocks
+    tokens = torch.from_numpy(X)
+    head = Whole(tokens)
+    whole = cf.solve(cf.Problem(head, X, Y, beta=apart.beta), tolerance=1e-9)
+    assert blocks.objective == pytest.approx(whole.objective, rel=1e-8)
+    assert apart.beta_max == pytest.approx(cf.Problem(head, X, Y, beta=1.0).beta_max, rel=1e-12)
+    network = blocks.network()
+    assert torch.allclose(network(tokens), blocks.predict(tokens), atol=1e-9)
+    assert cf.certify(network, apart).primal == pytest.approx(blocks.objective, rel=1e-10)
+    # new tokens may correlate the channels; the blocks and the network still agree
+    fresh = torch.from_numpy(rng.standard_normal((3, 6, 4)))
+    assert torch.allclose(network(fresh), blocks.predict(fresh), atol=1e-9)
+
+
+@dataclass(frozen=True, eq=False)
+class Whole(Completion):
+    per_token = True
+
+    def operator(self, tokens, layout):
+        return SelfAttentionOperator(tokens.X, tokens.X.mT @ tokens.X, layout.n_outputs)
+
+
+def test_pooled_linear_fno_is_a_linear_head_on_the_mean_token():
+    rng = np.random.default_rng(2)
+    X, y = rng.standard_normal((30, 9, 3)), rng.integers(0, 3, 30)
+    fno = cf.Problem(cf.heads.FNO(grid=(3, 3)), X, y, beta_ratio=0.2)
+    linear = cf.Problem(cf.heads.MLP(), X, y, beta=fno.beta / math.sqrt(9))
+    values = [cf.solve(problem, tolerance=1e-10).objective for problem in (fno, linear)]
+    assert values[0] == pytest.approx(values[1], rel=1e-9)
+
+
+# ---------------------------------------------------------------------- bounds on the largest singular value
+
+
+@pytest.fixture(scope="module")
+def implicit():
+    rng = np.random.default_rng(1)
+    X = torch.from_numpy(rng.standard_normal((20, 5, 6)))
+    operator = SelfAttentionOperator(X, X.mT @ X, 4)
+    V = torch.from_numpy(rng.standard_normal(operator.output_shape))
+    return operator, V, float(torch.linalg.matrix_norm(operator.adjoint(V), 2))
+
+
+def test_a_cholesky_factorisation_proves_a_tight_upper_bound(implicit, monkeypatch):
+    operator, V, true = implicit
+    monkeypatch.setattr(spectral, "SMALL_SIDE", 2)
+    found = spectral.bound(ImplicitMatrix(operator, V))
+    assert found.kind is PolarKind.UPPER
+    assert found.kind.certifies
+    assert true <= found.value <= true * (1 + 1e-4)
+
+
+def test_lanczos_bounds_with_the_stated_probability(implicit, monkeypatch):
+    operator, V, true = implicit
+    monkeypatch.setattr(spectral, "SMALL_SIDE", 2)
+    monkeypatch.setattr(spectral, "CHOLESKY_SIDE", 2)
+    monkeypatch.setattr(spectral, "LANCZOS_STEPS", 16)
+    found = spectral.bound(ImplicitMatrix(operator, V))
+    assert found.kind is PolarKind.PROBABILISTIC
+    assert found.confidence == 1 - spectral.FAILURE
+    assert found.value >= true
+    quick = spectral.estimate(ImplicitMatrix(operator, V))
+    assert quick.kind is PolarKind.LOWER
+    assert quick.value <= true * (1 + 1e-12)
+
+
+def test_a_probabilistic_certificate_says_so(attention, monkeypatch):
+    X, Y = attention
+    monkeypatch.setattr(spectral, "SMALL_SIDE", 2)
+    monkeypatch.setattr(spectral, "CHOLESKY_SIDE", 2)
+    solution = cf.solve(cf.Problem("self_attention", X, Y, beta_ratio=0.2), tolerance=1e-6, solver="staircase")
+    assert solution.certificate.kind == "probabilistic"
+    assert solution.certificate.confidence == 1 - spectral.FAILURE
+    assert "probability" in str(solution.certificate)
+
+
+def test_subspace_iteration_finds_the_top_pairs(implicit, monkeypatch):
+    operator, V, _ = implicit
+    exact = torch.linalg.svdvals(operator.adjoint(V))[:3]
+    monkeypatch.setattr(spectral, "SMALL_SIDE", 2)
+    sigma, U, right, block = spectral.top_pairs(ImplicitMatrix(operator, V), 3, sweeps=30)
+    assert torch.allclose(sigma, exact, rtol=1e-6)
+    aligned = torch.einsum("kp,pq,kq->k", U, operator.adjoint(V), right)
+    assert torch.allclose(aligned, sigma, rtol=1e-6)
+    assert block.tolist() == [0, 0, 0]
+
+
+@pytest.mark.parametrize("shape", [(6, 4), (3, 4, 6)], ids=str)
+def test_low_rank_weights_are_what_they_stand_for(shape):
+    rng = np.random.default_rng(0)
+    blocks = math.prod(shape[:-2])
+    U, V = (torch.from_numpy(rng.standard_normal((9, n))) for n in shape[-2:])
+    Z = LowRank(U, V, torch.from_numpy(rng.integers(0, blocks, 9)), shape)
+    dense = Z.dense()
+    assert dense.shape == shape
+    nuclear = float(torch.linalg.svdvals(dense).sum())
+    assert float(Z.singular_values().sum()) == pytest.approx(nuclear)
+    balanced = Z.balanced()
+    assert torch.allclose(balanced.dense(), dense)
+    assert 0.5 * float(balanced.U.square().sum() + balanced.V.square().sum()) == pytest.approx(nuclear)
+    assert torch.allclose(LowRank.of(dense).dense(), dense)
+    huge = LowRank(torch.zeros((1, 10**5)), torch.zeros((1, 10**5)), torch.zeros(1, dtype=torch.int64), (10**5, 10**5))
+    with pytest.raises(ValueError, match="too many to form"):
+        huge.dense()
