@@ -97,7 +97,10 @@ def main():
             row = run(name, X, y, a.ratio, a.tolerance, a.device)
             row["turn"] = turn
             rows.append(row)
-            print({k: (round(v, 4) if isinstance(v, float) and k != "relative_gap" else v) for k, v in row.items()}, flush=True)
+            print(
+                {k: (round(v, 4) if isinstance(v, float) and k != "relative_gap" else v) for k, v in row.items()},
+                flush=True,
+            )
     if a.json:
         with open(a.json, "w") as file:
             json.dump({"config": vars(a), "rows": rows}, file, indent=2)

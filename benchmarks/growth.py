@@ -59,7 +59,9 @@ def main():
         axis.legend()
     a.output.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(a.output, dpi=150)
-    a.output.with_suffix(".json").write_text(json.dumps({"by_N": by_N, "by_d": by_d, "slopes": slopes}, indent=2) + "\n")
+    a.output.with_suffix(".json").write_text(
+        json.dumps({"by_N": by_N, "by_d": by_d, "slopes": slopes}, indent=2) + "\n"
+    )
 
 
 if __name__ == "__main__":

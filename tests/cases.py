@@ -1,7 +1,7 @@
 """Tables of what the library has. A new loss, gauge, operator or head gets a row here and inherits every check."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -9,7 +9,7 @@ import torch
 
 import convexformer as cf
 from convexformer.architecture import Head, Layout, Network
-from convexformer.gauges import Gauge, GroupNorm, NuclearNorm
+from convexformer.gauges import FrobeniusNorm, Gauge, GroupNorm, L1Norm, NuclearNorm
 from convexformer.losses import CrossEntropy, Huber, Logistic, Loss, Squared, SquaredHinge
 from convexformer.networks import LinearNetwork
 from convexformer.operators import DenseOperator, GatedOperator, Operator
@@ -62,6 +62,9 @@ GAUGES: dict[str, Gauge] = {
     "group per token and class": GroupNorm("class_token"),
     "group per token": GroupNorm("token"),
     "nuclear": NuclearNorm(),
+    "nuclear, scaled": NuclearNorm(scale=0.4),
+    "frobenius": FrobeniusNorm(),
+    "l1": L1Norm(),
 }
 
 # ---------------------------------------------------------------------- operators
@@ -86,7 +89,7 @@ class HeadCase:
     """A head with gates of its own.
 
     ``gates(rng, s, d)`` draws them (None for a linear head), ``build(gates)`` makes the head, ``network(head)`` returns
-    the function that draws its random networks; ``model`` and ``penalty`` name the formula in ``reference.py``.
+    the function that draws its random networks; ``model``, ``penalty`` and ``extra`` name the formula in ``reference.py``.
     """
 
     model: str
@@ -94,6 +97,8 @@ class HeadCase:
     build: Callable[[Any], Head]
     gates: Callable[[Rng, int, int], Any] = lambda rng, s, d: None
     per_token: bool = False
+    masks: bool = True
+    extra: dict[str, Any] = field(default_factory=dict)
 
     def network(self, head: Head) -> Callable[[Layout, int], Network]:
         return random_linear if self.model == "linear" else lambda layout, seed: head.random_network(layout, 6, seed)
@@ -131,6 +136,50 @@ HEADS: dict[str, HeadCase] = {
     "linear": HeadCase("linear", "ridge", lambda _: cf.heads.Linear()),
 }
 
+# the heads below are for tokens (s, d) = (4, 2) and an even number of outputs: blocks and grids must divide
+
+
+def gated(make: Callable[..., Head], **extra: Any) -> Callable[[Any], Head]:
+    return lambda gates: make("gated_relu", gates=gates, **extra)
+
+
+def linear(make: Callable[..., Head], **extra: Any) -> Callable[[Any], Head]:
+    return lambda _: make("linear", **extra)
+
+
+def shape(*axes: str | int) -> Callable[[Rng, int, int], np.ndarray]:
+    """Gates of a shape with "s" and "d" in it."""
+    return lambda rng, s, d: rng.standard_normal([{"s": s, "d": d, "d/2": d // 2}.get(axis, axis) for axis in axes])
+
+
+NUCLEAR: list[tuple[Callable[..., Head], Callable[[Rng, int, int], Any], bool, dict[str, Any]]] = [
+    (cf.heads.SelfAttention, shape(2, "d", "d"), True, {}),
+    (cf.heads.MLPMixer, shape(2, "s", "s"), False, {}),
+    (cf.heads.FNO, shape(2, "s", "d"), False, {}),
+    (cf.heads.FNO, shape(2, "s", "d"), False, {"grid": (2, 2)}),
+    (cf.heads.BlockFNO, shape(2, 2, "s", "d/2"), False, {"blocks": 2}),
+    (cf.heads.PoolFormer, shape(2, "d"), True, {"window": 3}),
+    (cf.heads.PoolFormer, shape(2, "d"), True, {"window": 3, "grid": (2, 2)}),
+    (cf.heads.FNet, shape(2, "d"), False, {}),
+]
+
+MORE_HEADS: dict[str, HeadCase] = {
+    "sum": HeadCase("sum", "several", lambda _: cf.heads.Sum(["attention", "mlp"])),
+}
+for make, gates, masks, extra in NUCLEAR:
+    name = " ".join([make.name, *("on a grid" for key in extra if key == "grid")])
+    pooled = HeadCase(make.name, "nuclear", linear(make, **extra), masks=masks, extra=extra)
+    MORE_HEADS[name] = pooled
+    MORE_HEADS[f"gated {name}"] = replace(pooled, build=gated(make, **extra), gates=gates)
+    for key in (name, f"gated {name}"):
+        MORE_HEADS[f"{key} per token"] = replace(MORE_HEADS[key], per_token=True)
+
+ALL_HEADS = {**HEADS, **MORE_HEADS}
+EVEN_LOSSES = {
+    "squared, 2 outputs": LOSSES["squared, 2 outputs"],
+    "cross_entropy, 2 classes": LossCase(CrossEntropy(), lambda rng, n: labels(rng, n, 2)),
+}
+
 # ---------------------------------------------------------------------- data for a head and a loss
 
 OPTIONS = ("plain", "intercept", "weights", "mask", "all")
@@ -154,16 +203,25 @@ def random_mask(rng: Rng, n: int, s: int) -> np.ndarray:
 
 
 def random_data(head: HeadCase, loss: LossCase, option: str, rng: Rng, n: int = 9, s: int = 3, d: int = 3) -> Data:
-    """Draw a problem; ``option`` is one of ``OPTIONS``. Masked tokens hold NaN, which must not matter."""
+    """Draw a problem; ``option`` is one of ``OPTIONS``. Masked tokens and their targets hold junk, which must not matter."""
     X = rng.standard_normal((n, s, d))
-    Y = loss.targets(rng, n * s if head.per_token else n)
-    if head.per_token:
-        # labels are (N, s), the rest (N, s, c)
-        Y = Y.reshape(n, s, *Y.shape[1:]) if Y.ndim == 2 or Y.dtype.kind == "i" else Y.reshape(n, s, 1)
     options: dict[str, Any] = {"loss": loss.loss, "intercept": option in ("intercept", "all")}
     if option in ("weights", "all"):
         options["sample_weight"] = rng.uniform(0.2, 3.0, n)
+    mask = np.ones((n, s), dtype=bool)
     if option in ("mask", "all"):
-        options["mask"] = random_mask(rng, n, s)
-        X[~options["mask"]] = np.nan
+        options["mask"] = mask = random_mask(rng, n, s)
+        X[~mask] = np.nan
+    Y = per_token(loss.targets(rng, int(mask.sum())), mask) if head.per_token else loss.targets(rng, n)
     return Data(X, Y, options, head.gates(rng, s, d))
+
+
+def per_token(rows: np.ndarray, mask: np.ndarray) -> np.ndarray:
+    """Targets of the real tokens on the grid: ``(N, s)`` for labels, ``(N, s, c)`` otherwise."""
+    if rows.dtype.kind == "i":
+        grid = np.full(mask.shape, 10**9)
+    else:
+        rows = rows.reshape(len(rows), -1)
+        grid = np.full((*mask.shape, rows.shape[1]), np.nan)
+    grid[mask] = rows
+    return grid

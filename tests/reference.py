@@ -1,8 +1,9 @@
 """The same programs, written down a second time: NumPy loops from the definitions, CVXPY for the optimum.
 
-Nothing here uses the library's operators, gauges or losses. A program is a list of blocks: with features
+Nothing here uses the library's operators, gauges or losses. A ``Program`` is a list of blocks: with features
 ``phi: (R, B, d)`` the outputs are ``f_r = sum_b phi[r, b]^T Z_b + intercept`` with ``Z: (B, d, c)``; a block is a token
-(attention), a gate (MLP) or both.
+(attention), a gate (MLP) or both. A ``Design`` is any head, by the outputs of its unit atoms; only its optimal value is
+compared, so the order of rows and columns of ``Z`` does not matter.
 """
 
 from dataclasses import dataclass
@@ -38,32 +39,59 @@ class Program:
         return total + self.beta * penalty_value(self.penalty, Z)
 
     def optimum(self) -> float:
-        """The optimal value by an interior-point method; anything but a clean ``optimal`` is an error."""
-        (R, B, d), c = self.phi.shape, self.Y.shape[1]
-        Z = [cp.Variable((d, c)) for _ in range(B)]
+        """The optimal value."""
+        _, B, d = self.phi.shape
+        Z = [cp.Variable((d, self.Y.shape[1])) for _ in range(B)]
         F = sum(self.phi[:, k] @ Z[k] for k in range(B))
-        if self.intercept:
-            F = F + np.ones((R, 1)) @ cp.Variable((1, c))
-        problem = cp.Problem(cp.Minimize(self._loss(F) + self.beta * sum(self._penalty(z) for z in Z)))
-        value = problem.solve(solver=cp.CLARABEL, tol_gap_abs=1e-9, tol_gap_rel=1e-9, tol_feas=1e-9)
-        if problem.status != cp.OPTIMAL:
-            raise RuntimeError(f"CVXPY ended with status {problem.status!r}: no reference")
-        return float(value)
+        return minimum(self, F, [(self.penalty, z) for z in Z])
 
-    def _loss(self, F: cp.Expression) -> cp.Expression:
-        rows = {
-            "squared": lambda: 0.5 * cp.sum(cp.square(F - self.Y), axis=1),
-            "huber": lambda: 0.5 * cp.sum(cp.huber(F - self.Y, self.delta), axis=1),
-            "logistic": lambda: cp.sum(cp.logistic(-cp.multiply(self.Y, F)), axis=1),
-            "squared_hinge": lambda: 0.5 * cp.sum(cp.square(cp.pos(1 - cp.multiply(self.Y, F))), axis=1),
-            "cross_entropy": lambda: cp.log_sum_exp(F, axis=1) - cp.sum(cp.multiply(self.Y, F), axis=1),
-        }
-        return self.w @ rows[self.loss]()
 
-    def _penalty(self, Z: cp.Variable) -> cp.Expression:
-        if self.penalty == "group":
-            return cp.sum(cp.norm(Z, 2, axis=0))
-        return cp.normNuc(Z) if self.penalty == "nuclear" else 0.5 * cp.sum_squares(Z)
+@dataclass(frozen=True)
+class Design:
+    """The same for any head: ``f_r[l] = sum_b <A_b[r, l], Z_b>`` with ``A_b: (R, c, p, q)``; each block has its penalty."""
+
+    A: list[np.ndarray]
+    penalties: list[str]
+    Y: np.ndarray
+    w: np.ndarray
+    loss: str
+    beta: float
+    intercept: bool
+    delta: float = DELTA
+
+    def optimum(self) -> float:
+        """The optimal value."""
+        Z = [cp.Variable(a.shape[2:]) for a in self.A]
+        R, c = self.Y.shape
+        flat = sum(a.reshape(R * c, -1) @ cp.vec(z, order="C") for a, z in zip(self.A, Z, strict=True))
+        F = cp.reshape(flat, (R, c), order="C")
+        return minimum(self, F, list(zip(self.penalties, Z, strict=True)))
+
+
+def minimum(program: Any, F: cp.Expression, parts: list[tuple[str, cp.Variable]]) -> float:
+    """Minimise by an interior-point method; anything but a clean ``optimal`` is an error."""
+    R, c = program.Y.shape
+    if program.intercept:
+        F = F + np.ones((R, 1)) @ cp.Variable((1, c))
+    Y = program.Y
+    rows = {
+        "squared": lambda: 0.5 * cp.sum(cp.square(F - Y), axis=1),
+        "huber": lambda: 0.5 * cp.sum(cp.huber(F - Y, program.delta), axis=1),
+        "logistic": lambda: cp.sum(cp.logistic(-cp.multiply(Y, F)), axis=1),
+        "squared_hinge": lambda: 0.5 * cp.sum(cp.square(cp.pos(1 - cp.multiply(Y, F))), axis=1),
+        "cross_entropy": lambda: cp.log_sum_exp(F, axis=1) - cp.sum(cp.multiply(Y, F), axis=1),
+    }
+    gauge = {
+        "group": lambda Z: cp.sum(cp.norm(Z, 2, axis=0)),
+        "nuclear": cp.normNuc,
+        "ridge": lambda Z: 0.5 * cp.sum_squares(Z),
+    }
+    penalty = sum(gauge[name](Z) for name, Z in parts)
+    problem = cp.Problem(cp.Minimize(program.w @ rows[program.loss]() + program.beta * penalty))
+    value = problem.solve(solver=cp.CLARABEL, tol_gap_abs=1e-9, tol_gap_rel=1e-9, tol_feas=1e-9)
+    if problem.status != cp.OPTIMAL:
+        raise RuntimeError(f"CVXPY ended with status {problem.status!r}: no reference")
+    return float(value)
 
 
 def sample_loss(loss: str, f: np.ndarray, y: np.ndarray, delta: float = DELTA) -> float:
@@ -93,7 +121,7 @@ def penalty_value(penalty: str, Z: np.ndarray) -> float:
 
 def features(model: str, X: np.ndarray, mask: np.ndarray, gates: Any, per_token: bool) -> np.ndarray:
     """``phi: (R, B, d)`` by loops over samples, gates and real tokens."""
-    N, s, d = X.shape
+    N, s, _ = X.shape
     rows = []
     for i in range(N):
         real = [t for t in range(s) if mask[i, t]]
@@ -157,27 +185,146 @@ def program(
     return Program(phi, targets(Y, loss, mask, per_token), w, loss, penalty, beta, intercept, delta)
 
 
-def program_of(case: Any, data: Any, beta: float) -> Program:
+def program_of(case: Any, data: Any, beta: float) -> Program | Design:
     """The program of a ``cases.HeadCase`` on ``cases.Data``."""
     options = {key: value for key, value in data.options.items() if key != "loss"}
     loss = data.options["loss"]
-    delta = loss.delta if loss.name == "huber" else DELTA
-    return program(
-        case.model,
-        case.penalty,
-        data.X,
-        data.Y,
-        loss.name,
-        beta,
-        gates=data.gates,
-        per_token=case.per_token,
-        delta=delta,
-        **options,
-    )
+    options |= {"gates": data.gates, "per_token": case.per_token}
+    options["delta"] = loss.delta if loss.name == "huber" else DELTA
+    if case.model in ("attention", "mlp", "linear"):
+        return program(case.model, case.penalty, data.X, data.Y, loss.name, beta, **options)
+    gates = options.pop("gates")
+    plain = program("linear", "ridge", data.X, data.Y, loss.name, beta, **options)  # for its targets and weights
+    outputs, mask = plain.Y.shape[1], data.options.get("mask")
+    A, penalties = design(case.model, data.X, outputs, mask, case.per_token, gates, **case.extra)
+    return Design(A, penalties, plain.Y, plain.w, loss.name, beta, plain.intercept, plain.delta)
+
+
+# ---------------------------------------------------------------------- the other heads: outputs of unit atoms
+
+
+def design(
+    model: str, X: np.ndarray, c: int, mask: np.ndarray | None, per_token: bool, gates: Any = None, **extra: Any
+) -> tuple[list[np.ndarray], list[str]]:
+    """``A_b: (R, c, p, q)`` for every block, sample by sample from the definition of one atom."""
+    mask = np.ones(X.shape[:2], dtype=bool) if mask is None else mask
+    rows: list[list[np.ndarray]] = []
+    for x, real in zip(X, mask, strict=True):
+        clean = np.where(real[:, None], x, 0.0)
+        blocks = ATOMS[model](clean, real, c, gates, **extra)  # each (s, c, p, q)
+        rows.append([block[real] if per_token else block[real].mean(0, keepdims=True) for block in blocks])
+    A = [np.concatenate(parts) for parts in zip(*rows, strict=True)]
+    return A, ["group"] * X.shape[1] + ["nuclear"] if model == "sum" else ["nuclear"] * len(A)
+
+
+def self_attention_atoms(x, real, c, gates):
+    """``(D . (X W1 X^T)) X W2`` for ``W1 = e_a e_b^T``, ``W2 = e_k e_l^T``."""
+    s, d = x.shape
+    blocks = []
+    for D in [np.ones((s, s))] if gates is None else [(x @ H @ x.T >= 0) for H in gates]:
+        A = np.zeros((s, c, d * d, d * c))
+        for a in range(d):
+            for b in range(d):
+                hidden = (D * np.outer(x[:, a], x[:, b])) @ x  # (s, d)
+                for k in range(d):
+                    for l in range(c):
+                        A[:, l, a * d + b, k * c + l] = hidden[:, k]
+        blocks.append(A)
+    return blocks
+
+
+def mixer_atoms(x, real, c, gates):
+    """``(D . (W1 X)) W2`` for ``W1 = e_o e_t^T``, ``W2 = e_k e_l^T``."""
+    s, d = x.shape
+    blocks = []
+    for D in [np.ones((s, d))] if gates is None else [(H @ x >= 0) for H in gates]:
+        A = np.zeros((s, c, s * s, d * c))
+        for o in range(s):
+            for t in range(s):
+                for k in range(d):
+                    for l in range(c):
+                        A[o, l, o * s + t, k * c + l] = D[o, k] * x[t, k]
+        blocks.append(A)
+    return blocks
+
+
+def shifts(x, grid):
+    """``roll(X, u)`` for every shift u, 2-D ones on a grid: ``(s, s, d)``, the shift first."""
+    s, d = x.shape
+    h, w = grid or (s, 1)
+    field = x.reshape(h, w, d)
+    return np.array([np.roll(field, (i, j), axis=(0, 1)).reshape(s, d) for i in range(h) for j in range(w)])
+
+
+def fno_atoms(x, real, c, gates, grid=None):
+    """``D . (circ(X) w1) w2^T`` for unit ``w1``, ``w2``."""
+    return block_fno_atoms(x, real, c, None if gates is None else gates[None], blocks=1, grid=grid)
+
+
+def block_fno_atoms(x, real, c, gates, blocks=2, grid=None):
+    """The same on every block of channels, which writes its own block of outputs."""
+    s, db, cb = len(x), x.shape[1] // blocks, c // blocks
+    out = []
+    for block in range(blocks):
+        rolled = shifts(x[:, block * db : (block + 1) * db], grid)  # (u, o, a)
+        circ = rolled.transpose(1, 0, 2).reshape(s, s * db)
+        for D in [np.ones(s)] if gates is None else [(circ @ h.ravel() >= 0) for h in gates[block]]:
+            A = np.zeros((s, c, s * db, cb))
+            for l in range(cb):
+                A[:, block * cb + l, :, l] = D[:, None] * circ
+            out.append(A)
+    return out
+
+
+def token_atoms(h, c, gates):
+    """``D . (h(X) w1) w2^T`` for unit ``w1``, ``w2``."""
+    out = []
+    for D in [np.ones(len(h))] if gates is None else [(h @ g >= 0) for g in gates]:
+        A = np.zeros((len(h), c, h.shape[1], c))
+        for l in range(c):
+            A[:, l, :, l] = D[:, None] * h
+        out.append(A)
+    return out
+
+
+def poolformer_atoms(x, real, c, gates, window=3, grid=None):
+    """``h(X)_t``: the mean over the real tokens no further than ``window // 2`` from t, along each axis."""
+    s = len(x)
+    w = 1 if grid is None else grid[1]
+    place = np.array([(t // w, t % w) for t in range(s)])
+    mixed = np.zeros_like(x)
+    for t in range(s):
+        near = real & (np.abs(place - place[t]).max(1) <= window // 2)
+        mixed[t] = x[near].mean(0) if near.any() else 0.0
+    return token_atoms(mixed, c, gates)
+
+
+def fnet_atoms(x, real, c, gates):
+    """``h(X) = Re(F_s X F_d^T)``, matrices of the transform written out."""
+    F_s, F_d = (np.exp(-2j * np.pi * np.outer(np.arange(n), np.arange(n)) / n) for n in x.shape)
+    return token_atoms((F_s @ x @ F_d.T).real, c, gates)
+
+
+def sum_atoms(x, real, c, gates):
+    """Attention (a block a token) and an MLP on the mean token, added: the same output for every token."""
+    s = len(x)
+    mean = token_atoms(np.repeat(x[real].mean(0, keepdims=True), s, 0), c, None)
+    return [token_atoms(np.repeat(x[k : k + 1], s, 0), c, None)[0] for k in range(s)] + mean
+
+
+ATOMS = {
+    "self_attention": self_attention_atoms,
+    "mlp_mixer": mixer_atoms,
+    "fno": fno_atoms,
+    "block_fno": block_fno_atoms,
+    "poolformer": poolformer_atoms,
+    "fnet": fnet_atoms,
+    "sum": sum_atoms,
+}
 
 
 def blocks(weights: Any) -> tuple[np.ndarray, np.ndarray | None]:
     """``Z: (B, d, c)`` and the intercept of the library's weights."""
-    Z = weights.Z.detach().double().cpu().numpy()
+    Z = weights.dense().detach().double().cpu().numpy()
     b = None if weights.intercept is None else weights.intercept.detach().double().cpu().numpy()
     return Z.reshape(-1, *Z.shape[-2:]), b

@@ -88,7 +88,7 @@ def test_damaged_and_foreign_configs_are_refused(folder):
         (json.dumps({**config, "schema": 99}), "schema version 99"),
         (json.dumps({**config, "kind": "pickle"}), "pickle"),
         (json.dumps({**config, "body": {}}), "damaged"),
-        (json.dumps({**config, "body": {**config["body"], "Z": {"tensor": "nowhere"}}}), "damaged"),
+        (json.dumps({**config, "body": {**config["body"], "weights": {"Z": {"tensor": "nowhere"}}}}), "damaged"),
         (json.dumps({**config, "body": {**config["body"], "status": "__import__('os')"}}), "damaged"),
     ]:
         file.write_text(text)

@@ -2,7 +2,7 @@
 
 __version__ = "0.1.0"
 
-from convexformer import data, gauges, heads, losses, networks, operators
+from convexformer import data, gauges, heads, losses, margin, networks, operators
 from convexformer.certificates import Certificate, certify
 from convexformer.crossvalidation import TokenClassifierCV
 from convexformer.estimators import TokenClassifier, TokenRegressor
@@ -32,6 +32,7 @@ __all__ = [
     "lift",
     "load",
     "losses",
+    "margin",
     "networks",
     "operators",
     "path",

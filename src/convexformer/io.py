@@ -236,7 +236,7 @@ def _network_body(network: Network, shelf: _Shelf, name: str) -> dict[str, Any]:
         return {"type": kind, "inner": _network_body(network.network, shelf, f"{name}.inner"), **_put(shelf, name, own)}
     if isinstance(network, SumNetwork):
         parts = [_network_body(cast(Network, part), shelf, f"{name}.{k}") for k, part in enumerate(network.parts)]
-        bias = {} if network.bias is None else {"bias": network.bias}
+        bias: dict[str, Tensor] = {} if network.bias is None else {"bias": network.bias}
         return {"type": kind, "parts": parts, **_put(shelf, name, bias)}
     if kind not in NETWORKS:
         raise TypeError(f"cannot save a {kind}; expected one of {', '.join(NETWORKS)}.")

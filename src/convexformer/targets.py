@@ -39,6 +39,11 @@ def read_targets(Y: Any, tokens: TokenDataset, loss: str | Loss, sample_weight: 
     integers = not values.is_floating_point() and not values.is_complex()
     token_labels = values.ndim == 2 and integers and values.shape[1] == s and values.shape[1] > 1
     chosen = _choose_loss(loss, values, integers, token_labels)
+    if token_labels and chosen.name == "cross_entropy" and _is_one_hot(values):
+        raise ValueError(
+            f"Y is an integer array {tuple(values.shape)} of one-hot rows: one class a sample, or one label a token? "
+            "Pass class labels (Y.argmax(1)), or one-hot token targets of shape (N, s, c) as floats."
+        )
     per_token = values.ndim == 3 or (token_labels and chosen.name == "cross_entropy")
     if values.ndim > 3 or (per_token and values.shape[1] != s):
         raise ValueError(
@@ -54,6 +59,10 @@ def read_targets(Y: Any, tokens: TokenDataset, loss: str | Loss, sample_weight: 
     encoded = chosen.encode(values)
     where = tokens.X.device
     return Targets(encoded.to(where), w.to(where), per_token, squeeze), chosen
+
+
+def _is_one_hot(values: Tensor) -> bool:
+    return bool(((values == 0) | (values == 1)).all()) and bool((values.sum(1) == 1).all())
 
 
 def _read_values(Y: Any) -> Tensor:

@@ -23,7 +23,7 @@ from convexformer.data.tokens import as_tensor
 from convexformer.gauges import Gauge, Penalty, PolarKind
 from convexformer.losses import Loss
 from convexformer.losses.base import QuadraticConjugateLoss
-from convexformer.operators import Operator
+from convexformer.operators import BilinearOperator, LowRank, Operator
 from convexformer.problem import Problem
 from convexformer.solution import Record, Solution
 from convexformer.solvers import solve
@@ -45,6 +45,8 @@ def check_operator(operator: Operator, seed: int = 0) -> None:
     _equal("<V, A Z> and <A^T V, Z>", _inner(V, AZ), _inner(AtV, Z), slack * size)
     mixed, apart = operator.apply(2.0 * Z - 0.5 * Z2), 2.0 * AZ - 0.5 * operator.apply(Z2)
     _equal("A(2 Z - Z'/2) and 2 A Z - A Z'/2", mixed, apart, slack * float(1 + apart.abs().max()))
+    if isinstance(operator, BilinearOperator):
+        _check_factors(operator, Z, AZ, V, AtV, slack)
     p, r = math.prod(operator.weight_shape), math.prod(operator.output_shape)
     if p * r > DENSE_LIMIT:
         return
@@ -196,6 +198,17 @@ def check_weak_duality(problem: Problem, tolerance: float = 1e-6) -> Solution:
 # ---------------------------------------------------------------------- parts of the checks above
 
 
+def _check_factors(operator: BilinearOperator, Z: Tensor, AZ: Tensor, V: Tensor, AtV: Tensor, slack: float) -> None:
+    """Low-rank weights have the outputs of the tensor they stand for; products with factors are those of ``A^T V``."""
+    factors = LowRank.of(Z)
+    size = float(1 + AZ.abs().max() + AtV.abs().max()) * float(1 + factors.U.abs().max() + factors.V.abs().max())
+    _equal("A applied to factors and to the tensor", operator.apply(factors), AZ, slack * size)
+    M = AtV.reshape(-1, *AtV.shape[-2:])[factors.block]  # (m, p, q)
+    left, right = operator.pull(V, factors)
+    _equal("left products and A^T V", left, (M @ factors.V[:, :, None])[:, :, 0], 10 * slack * size)
+    _equal("right products and A^T V", right, (factors.U[:, None] @ M)[:, 0], 10 * slack * size)
+
+
 def _check_dual_scale(loss: Loss, U: Tensor, Y: Tensor, w: Tensor) -> None:
     """The scale is legal, no worse than the plain one, and the best of a grid where it has a closed form."""
 
@@ -241,7 +254,8 @@ def _check_recovery(problem: Problem, weights: Weights, X: Any, mask: Any) -> No
     proof = certify(network, problem)
     _equal("primal of the recovered network and the objective of Z", proof.primal, objective, 1e-8 * abs(objective))
     back = problem.head.lift(network, problem.layout)
-    _equal("lift(recover(Z)) and Z", back.Z, weights.Z, 1e-9 * (1 + float(weights.Z.abs().max())))
+    Z = weights.dense()
+    _equal("lift(recover(Z)) and Z", back.dense(), Z, 1e-9 * (1 + float(Z.abs().max())))
     if weights.intercept is not None:
         _require(back.intercept is not None, "the recovered network lost the intercept")
         _equal("intercept of the lift and of the weights", back.intercept, weights.intercept, 1e-12 * size)
@@ -256,7 +270,7 @@ def _check_beta_max(problem: Problem) -> None:
     proof = certificate(problem.with_beta(top), weights)
     _at_most("relative gap of Z = 0 at beta_max against zero", proof.relative_gap, 0.0, 1e-9)
     below = solve(problem.with_beta(0.98 * top), tolerance=1e-7)
-    _require(float(below.weights.Z.norm()) > 0, f"Z = 0 still at 0.98 beta_max = {0.98 * top}: beta_max is too large")
+    _require(float(below.dense().norm()) > 0, f"Z = 0 still at 0.98 beta_max = {0.98 * top}: beta_max is too large")
     _require(below.objective < proof.primal, f"objective {below.objective} below beta_max, {proof.primal} at Z = 0")
 
 

@@ -131,7 +131,8 @@ def _certify_network(network: nn.Module, problem: Problem) -> Certificate:
     # the lift checks that this network belongs to the problem; outputs then agree by construction
     weights = problem.head.lift(network, problem.layout).to(device=problem.Y.device, dtype=torch.float64)
     assert isinstance(network, Network)  # lift() has refused anything else
-    penalty = float(network.decay().detach())
+    # decay() is never below the gauge of the lift, except by the rounding that w1 in the simplex is granted
+    penalty = max(float(network.decay().detach()), float(problem.penalty.value(weights.Z)))
     outputs = as_operand(problem.operator, weights.Z)
     return _certificate(problem, outputs, weights.intercept, penalty)
 

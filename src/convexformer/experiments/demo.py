@@ -23,7 +23,7 @@ from convexformer.certificates import Certificate, certify
 from convexformer.data import TokenDataset, digits
 from convexformer.experiments import figures
 from convexformer.experiments.adam import train_adam
-from convexformer.heads import MLP, Attention, Linear
+from convexformer.heads import FNO, MLP, Attention, Linear, MLPMixer, SelfAttention
 from convexformer.path import Path as BetaPath
 from convexformer.path import beta_ratios, walk
 from convexformer.problem import Problem
@@ -37,6 +37,9 @@ HEADS: dict[str, Head] = {
     "attention, l1": Attention(),
     "attention, l2": Attention(decay="l2"),
     "attention, l1, gated": Attention(activation="gated_relu", gates=4),
+    "self-attention": SelfAttention(),
+    "mixer": MLPMixer(),
+    "fno, gated": FNO(activation="gated_relu", gates=2, grid=(4, 4)),
     "mlp": MLP(),
     "mlp, gated": MLP(activation="gated_relu", gates=32),
     "linear (ridge)": Linear(),

@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, final
 
+import torch
 from torch import nn
 
 from convexformer.architecture import HEADS, Head, Layout, Weights
 from convexformer.data import TokenDataset
 from convexformer.gauges import Penalty, Ridge
-from convexformer.heads.gating import foreign
+from convexformer.heads.gating import foreign, random_factors
 from convexformer.networks import LinearNetwork
 from convexformer.operators import DenseOperator, Operator
 
@@ -42,6 +43,13 @@ class Linear(Head):
     def recover(self, weights: Weights, layout: Layout) -> LinearNetwork:
         """Return the same matrix."""
         return LinearNetwork(weights.Z, weights.intercept, squeeze=layout.squeeze)
+
+    def random_network(self, layout: Layout, n_heads: int, seed: int = 0, bias: bool = False) -> LinearNetwork:
+        """Return a random matrix, a start for gradient training; there are no heads to count."""
+        (weight,) = random_factors([(layout.n_outputs,)], layout.width, seed)
+        return LinearNetwork(
+            weight, torch.zeros(layout.n_outputs, dtype=torch.float64) if bias else None, squeeze=layout.squeeze
+        )
 
     def lift(self, network: nn.Module, layout: Layout) -> Weights:
         """Return the same matrix, after checking sizes."""

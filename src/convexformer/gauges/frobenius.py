@@ -1,0 +1,38 @@
+"""The Frobenius norm: one group that holds every weight."""
+
+from __future__ import annotations
+
+from typing import final
+
+import torch
+from torch import Tensor
+
+from convexformer.gauges.base import Gauge, Polar
+
+
+@final
+class FrobeniusNorm(Gauge):
+    """``g(Z) = ||Z||_F``; its atoms are all matrices of Frobenius norm one, and it is its own polar.
+
+    The norm that training the combined attention matrix ``W`` minimises under margin constraints (Tarzanagh et al.
+    2023, "Transformers as support vector machines"; the comparison of Sheen et al. 2024, section 4.2).
+    """
+
+    def value(self, Z: Tensor) -> Tensor:
+        """``||Z||_F``."""
+        return torch.linalg.vector_norm(Z)
+
+    def prox(self, Z: Tensor, step: float) -> Tensor:
+        """Shrink the norm by ``step``."""
+        return Z * (1 - step / self.value(Z).clamp_min(step)) if step > 0 else Z
+
+    def polar(self, M: Tensor) -> Polar:
+        """``||M||_F``: exact."""
+        return Polar(float(self.value(M)))
+
+    def atom(self, M: Tensor) -> Tensor:
+        """``M / ||M||_F``."""
+        return M / self.value(M).clamp_min(torch.finfo(M.dtype).tiny)
+
+    def __repr__(self) -> str:
+        return "FrobeniusNorm()"

@@ -1,0 +1,156 @@
+"""The Frobenius-norm SVM, and the proof that nothing separates.
+
+    min 1/2 ||W||_F^2   s.t.  A W >= 1                                        (Tarzanagh et al. 2023, W_F-SVM)
+
+Two stages. The least-distance program of Lawson and Hanson (1974, chapter 23),
+
+    min_{lam >= 0}  1/2 ||A^T lam||_F^2 + 1/2 s^2 (1 - sum(lam))^2,
+
+is bounded for all data; its minimiser is a multiple of the SVM's multipliers, or has ``A^T lam = 0`` and proves that
+nothing separates. L-BFGS-B solves it fast for well-conditioned data. What is left is done by an augmented Lagrangian
+whose rounds are minimised by semismooth Newton steps (Li, Sun and Toh 2018): exact linear algebra on the few
+constraints that bind, whatever the conditioning. There too the multipliers of data that nothing separates turn into
+a proof, as they grow without bound while ``A^T lam = W`` does not. Small data at the edge of separability is finished by
+nonnegative least squares.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from scipy.optimize import minimize, nnls
+from torch import Tensor
+
+from convexformer.gauges import FrobeniusNorm
+from convexformer.margin.operator import MarginOperator
+from convexformer.margin.progress import Answer, Limits, Progress
+from convexformer.solution import Status
+
+ROUNDING = (
+    1e-13  # multipliers that combine the constraints to something relatively smaller prove that nothing separates
+)
+LARGEST_SYSTEM = 6000  # constraints that bind, or weights, up to which Newton steps are taken
+LARGEST_LEAST_SQUARES = 2_000_000  # entries of the matrix of the last resort
+QUASI_NEWTON = 200
+ROUNDS, NEWTON_STEPS = 40, 50
+
+
+def solve_frobenius(operator: MarginOperator, limits: Limits) -> Answer:
+    """Solve the Frobenius-norm SVM to ``limits.tolerance``; ``max_iter`` counts L-BFGS-B and Newton steps."""
+    progress = Progress(operator, FrobeniusNorm(), limits)
+    rows = operator.row_norms()
+    nothing = ROUNDING * float(rows.max())
+
+    def done(W: Tensor, lam: Tensor) -> bool:
+        """Look at a pair; stop at the tolerance, or when ``lam`` proves that nothing separates."""
+        stop = progress.see(W, lam, spent)
+        return stop or float(operator.adjoint(lam).norm()) <= nothing * float(lam.sum())
+
+    lam, spent = _quasi_newton(operator, float(rows.square().mean()), min(QUASI_NEWTON, limits.max_iter))
+    W = operator.adjoint(lam)
+    finished = done(W, lam)
+    # scale to the SVM's own multipliers: for them sum(lam) = ||A^T lam||^2
+    scale = float(lam.sum()) / max(float(W.square().sum()), nothing**2, torch.finfo(W.dtype).tiny)
+    lam, W = lam * scale, W * scale
+    penalty = 10 * float(lam.sum()) / lam.numel()
+    for _ in range(ROUNDS):
+        if finished or spent >= limits.max_iter:
+            return progress.answer()
+        W, lam, used = _round(operator, W, lam, penalty, limits.max_iter - spent)
+        spent += used
+        if used == 0:
+            break
+        finished = done(W, lam) or done(operator.adjoint(lam), lam)
+        penalty *= 5
+    if not finished:
+        last = _nonnegative_least_squares(operator, W, lam)
+        if last is None or not done(operator.adjoint(last), last):
+            progress.status = Status.STALLED
+    return progress.answer()
+
+
+def _quasi_newton(operator: MarginOperator, bend: float, iterations: int) -> tuple[Tensor, int]:
+    """L-BFGS-B on the least-distance program with ``s^2 = bend``; return the multipliers and the iterations it took."""
+    like, shape = operator.like, operator.output_shape
+
+    def value_and_gradient(x: np.ndarray) -> tuple[float, np.ndarray]:
+        point = torch.from_numpy(x).to(like).view(shape)
+        M = operator.adjoint(point)
+        miss = float(1 - point.sum())
+        gradient = operator.apply(M) - bend * miss
+        return 0.5 * float(M.square().sum()) + 0.5 * bend * miss**2, gradient.flatten().cpu().numpy()
+
+    size = shape[0] * shape[1]
+    options = {"maxiter": iterations, "maxfun": 2 * iterations, "maxcor": 20, "ftol": 1e-16, "gtol": 1e-13 * bend}
+    start, bounds = np.full(size, 1 / size), [(0.0, None)] * size
+    found: Any = minimize(value_and_gradient, start, jac=True, method="L-BFGS-B", bounds=bounds, options=options)
+    lam = torch.from_numpy(found.x).to(like).view(shape)
+    return (lam if float(lam.sum()) > 0 else torch.full_like(lam, 1 / size)), max(int(found.nit), 1)
+
+
+def _round(operator: MarginOperator, W: Tensor, lam: Tensor, penalty: float, steps: int) -> tuple[Tensor, Tensor, int]:
+    """Minimise ``1/2 ||W||^2 + |t|^2 / (2 penalty)``, ``t = (lam + penalty (1 - A W))_+``; return ``W``, ``t`` and the steps."""
+    for step in range(min(NEWTON_STEPS, steps)):
+        t = (lam + penalty * (1 - operator.apply(W))).clamp_min(0)
+        gradient = W - operator.adjoint(t)
+        slope = float(gradient.norm())
+        if slope <= 1e-12 * (1 + float(W.norm())):
+            return W, t, step + 1
+        direction = _newton_direction(operator, gradient, t > 0, penalty)
+        if direction is None:
+            return W, t, 0
+        now, length = 0.5 * float(W.square().sum()) + float(t.square().sum()) / (2 * penalty), 1.0
+        downhill = float((gradient * direction).sum())
+        while length > 1e-6:
+            trial = W + length * direction
+            t = (lam + penalty * (1 - operator.apply(trial))).clamp_min(0)
+            value = 0.5 * float(trial.square().sum()) + float(t.square().sum()) / (2 * penalty)
+            if value <= now + 1e-4 * length * downhill:
+                break
+            length *= 0.5
+        else:  # rounding: no descent left
+            return W, (lam + penalty * (1 - operator.apply(W))).clamp_min(0), step + 1
+        W = trial
+    return W, t, steps if steps < NEWTON_STEPS else NEWTON_STEPS
+
+
+def _newton_direction(operator: MarginOperator, gradient: Tensor, binding: Tensor, penalty: float) -> Tensor | None:
+    """``-(I + penalty A_J^T A_J)^{-1} gradient`` for the binding rows J, in the smaller of the two spaces."""
+    rows = binding.flatten().nonzero().flatten()
+    size = gradient.numel()
+    if len(rows) == 0:
+        return -gradient
+    if min(len(rows), size) > LARGEST_SYSTEM:
+        return None
+    if len(rows) <= size:
+        H = operator.gram(rows)
+        H.diagonal().add_(1 / penalty)
+        inner = operator.apply(gradient).flatten()[rows]
+        full = torch.zeros_like(binding, dtype=gradient.dtype).flatten()
+        full[rows] = torch.cholesky_solve(inner[:, None], torch.linalg.cholesky(H))[:, 0]
+        return operator.adjoint(full.view(binding.shape)) - gradient
+    E = operator.dense_rows(rows)
+    H = penalty * (E.mT @ E)
+    H.diagonal().add_(1.0)
+    return -torch.cholesky_solve(gradient.reshape(-1, 1), torch.linalg.cholesky(H)).view_as(gradient)
+
+
+def _nonnegative_least_squares(operator: MarginOperator, W: Tensor, lam: Tensor) -> Tensor | None:
+    """Solve the least-distance program by Lawson and Hanson's own method, which squares no condition number.
+
+    For small data that barely separates, or barely fails to; ``s`` is set to the margin found so far.
+    """
+    rows = torch.arange(lam.numel(), device=lam.device)
+    if lam.numel() * W.numel() > LARGEST_LEAST_SQUARES:
+        return None
+    E = operator.dense_rows(rows).mT.cpu().numpy()  # (d^2, m)
+    reach = float(operator.adjoint(lam).norm()) / max(float(lam.sum()), torch.finfo(lam.dtype).tiny)
+    s = max(reach, 1e-12 * float(np.abs(E).max()), np.finfo(np.float64).tiny)
+    target = np.concatenate([np.zeros(len(E)), [s]])
+    try:
+        found = nnls(np.vstack([E, np.full((1, E.shape[1]), s)]), target, maxiter=30 * E.shape[1])[0]
+    except RuntimeError:  # it did not end
+        return None
+    return torch.from_numpy(found).to(lam).view_as(lam) if found.sum() > 0 else None

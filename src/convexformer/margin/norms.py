@@ -1,0 +1,73 @@
+"""The three SVMs: which gauge, which margins, which solver."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import final
+
+import torch
+from torch import Tensor
+
+from convexformer.gauges import FrobeniusNorm, Gauge, L1Norm, NuclearNorm
+from convexformer.margin.data import Sequences
+from convexformer.margin.diagonal import solve_diagonal
+from convexformer.margin.frobenius import solve_frobenius
+from convexformer.margin.nuclear import insist_nuclear, solve_nuclear
+from convexformer.margin.progress import Answer, Limits
+from convexformer.operators import Operator
+from convexformer.registry import one_of
+
+
+@final
+@dataclass(frozen=True)
+class Norm:
+    """One SVM: ``min g(weights)`` under margin constraints. ``diagonal`` weights are ``b: (d, 1)``, others ``W: (d, d)``.
+
+    ``solve`` may stop early when nothing seems to separate; ``prove`` then decides, on the same constraints, and ``insist``
+    goes on, told about the size of the optimum.
+    """
+
+    gauge: Gauge
+    diagonal: bool
+    solve: Callable[[Sequences, Limits], Answer]
+    prove: Callable[[Sequences, Limits], Answer]
+    insist: Callable[[Sequences, Limits, float], Answer] | None = None
+
+    def operator(self, data: Sequences) -> Operator:
+        """Return the margins of this SVM's weights."""
+        return data.diagonal_operator() if self.diagonal else data.operator()
+
+    def weights(self, W: Tensor) -> Tensor:
+        """Return the weights that the gauge measures, of an attention matrix ``W: (d, d)``."""
+        return torch.diagonal(W)[:, None] if self.diagonal else W
+
+    def matrix(self, weights: Tensor) -> Tensor:
+        """Return the attention matrix ``W: (d, d)`` of weights."""
+        return torch.diag(weights[:, 0]) if self.diagonal else weights
+
+
+def _diagonal(data: Sequences, limits: Limits) -> Answer:
+    return solve_diagonal(data.diagonal_operator(), limits)
+
+
+def _frobenius(data: Sequences, limits: Limits) -> Answer:
+    return solve_frobenius(data.operator(), limits)
+
+
+NORMS: dict[str, Norm] = {
+    "nuclear": Norm(
+        NuclearNorm(),
+        False,
+        lambda data, limits: solve_nuclear(data.operator(), limits),
+        _frobenius,
+        lambda data, limits, size: insist_nuclear(data.operator(), limits, size),
+    ),
+    "frobenius": Norm(FrobeniusNorm(), False, _frobenius, _frobenius),
+    "diagonal": Norm(L1Norm(), True, _diagonal, _diagonal),
+}
+
+
+def norm_of(name: str) -> Norm:
+    """Return the SVM of that name, or say which there are."""
+    return NORMS[one_of("norm", name, NORMS)]

@@ -1,0 +1,141 @@
+"""Operators: adjoints, linearity, shapes, norms; and wrong ones that the check must catch."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import convexformer as cf
+from cases import ALL_HEADS, HEADS, LOSSES, OPERATORS, random_data
+from convexformer.operators import DenseOperator, GatedOperator, Operator
+from convexformer.testing import check_operator
+
+sizes = st.integers(1, 5)
+
+
+@pytest.mark.parametrize("make", OPERATORS.values(), ids=OPERATORS.keys())
+@settings(max_examples=25)
+@given(R=sizes, s=sizes, d=sizes, c=sizes, seed=st.integers(0, 10_000))
+def test_operators_keep_the_contract(make, R, s, d, c, seed):
+    check_operator(make(np.random.default_rng(seed), R, s, d, c), seed)
+
+
+@pytest.mark.parametrize("case", HEADS.values(), ids=HEADS.keys())
+@settings(max_examples=15)
+@given(n=st.integers(3, 6), s=sizes, d=sizes, seed=st.integers(0, 10_000), masked=st.sampled_from(["plain", "mask"]))
+def test_the_operators_of_heads_keep_the_contract(case, n, s, d, seed, masked):
+    data = random_data(case, LOSSES["squared, 2 outputs"], masked, np.random.default_rng(seed), n, s, d)
+    problem = cf.Problem(case.build(data.gates), data.X, data.Y, beta=1.0, **data.options)
+    check_operator(problem.operator, seed)
+
+
+def forms(case, seed, n=12):
+    """The operator of a head as it is, compressed for the squared loss, and on factors of the weights."""
+    data = random_data(case, LOSSES["squared, 2 outputs"], "weights", np.random.default_rng(seed), n, 4, 2)
+    problem = cf.Problem(case.build(data.gates), data.X, data.Y, beta=1.0, **data.options)
+    factored = [] if problem.penalty.factor_weight() is None else [problem.factored()]
+    return [problem, problem.compressed(), *factored]
+
+
+@pytest.mark.parametrize("case", ALL_HEADS.values(), ids=ALL_HEADS.keys())
+@settings(max_examples=5)
+@given(seed=st.integers(0, 10_000))
+def test_compressed_and_factored_operators_keep_the_contract(case, seed):
+    for problem in forms(case, seed):
+        check_operator(problem.operator, seed)
+
+
+@pytest.mark.parametrize("case", ALL_HEADS.values(), ids=ALL_HEADS.keys())
+def test_a_compressed_problem_has_the_same_objective_and_gradient(case):
+    problem, small, *_ = forms(case, 3)
+    Z = torch.from_numpy(np.random.default_rng(4).standard_normal(problem.operator.weight_shape))
+    one, two = (p.fit(p.operator.apply(Z)) for p in (problem, small))
+    assert one.value == pytest.approx(two.value, rel=1e-10)
+    gradients = [p.operator.adjoint(fit.V) for p, fit in ((problem, one), (small, two))]
+    assert torch.allclose(*gradients, rtol=1e-9, atol=1e-9 * float(gradients[0].abs().max()))
+
+
+def test_every_operator_of_the_package_has_a_case():
+    rng = np.random.default_rng(0)
+    met = {type(make(rng, 2, 2, 2, 2)) for make in OPERATORS.values()}
+    met |= {type(form.operator) for case in ALL_HEADS.values() for form in forms(case, 0)}
+    package = {kind for kind in below(Operator) if kind.__module__.startswith("convexformer.operators")}
+    assert met == {kind for kind in package if not kind.__abstractmethods__}
+
+
+def below(kind):
+    return {child for direct in kind.__subclasses__() for child in {direct, *below(direct)}}
+
+
+def test_float32_operators_agree_with_float64():
+    operator = OPERATORS["gated, two axes"](np.random.default_rng(0), 5, 2, 3, 2)
+    Z = torch.from_numpy(np.random.default_rng(1).standard_normal(operator.weight_shape))
+    single = operator.to(dtype=torch.float32)
+    check_operator(single)
+    assert single.apply(Z.float()).dtype == torch.float32
+    assert torch.allclose(single.apply(Z.float()).double(), operator.apply(Z), atol=1e-5)
+
+
+def test_gated_operator_is_the_sum_over_open_gates():
+    rng = np.random.default_rng(3)
+    phi, gates, Z = rng.standard_normal((4, 3)), rng.random((4, 2)) > 0.5, rng.standard_normal((2, 3, 2))
+    operator = GatedOperator(torch.from_numpy(phi), torch.from_numpy(gates), (3,), 2)
+    expected = [sum(gates[i, g] * phi[i] @ Z[g] for g in range(2)) for i in range(4)]
+    assert operator.apply(torch.from_numpy(Z)).numpy() == pytest.approx(np.array(expected))
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: DenseOperator(torch.zeros(4, 5), (2, 3), 1),
+        lambda: GatedOperator(torch.zeros(4, 5), torch.ones(4, 2), (2, 3), 1),
+        lambda: GatedOperator(torch.zeros(4, 6), torch.ones(3, 2), (2, 3), 1),
+    ],
+)
+def test_operators_refuse_features_that_do_not_match(make):
+    with pytest.raises(ValueError, match="do not match"):
+        make()
+
+
+# ---------------------------------------------------------------------- the check can fail
+
+
+class Wrong(Operator):
+    """A dense operator with a fault."""
+
+    def __init__(self, fault):
+        self.inner = OPERATORS["dense, two axes"](np.random.default_rng(0), 4, 2, 3, 2)
+        self.weight_shape, self.output_shape, self.fault = self.inner.weight_shape, self.inner.output_shape, fault
+
+    like = property(lambda self: self.inner.like)
+
+    def to(self, **where):
+        return self
+
+    def apply(self, Z):
+        out = self.inner.apply(Z)
+        return out + 1 if self.fault == "affine" else out[:-1] if self.fault == "shape" else out
+
+    def adjoint(self, V):
+        return 1.01 * self.inner.adjoint(V) if self.fault == "adjoint" else self.inner.adjoint(V)
+
+    def norm_squared(self, iterations=30):
+        factor = {"norm too large": 1.2, "norm useless": 0.1}.get(self.fault, 1.0)
+        return factor * super().norm_squared(iterations)
+
+
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [
+        ("affine", "differ"),
+        ("shape", "shape"),
+        ("adjoint", r"<V, A Z>"),
+        ("norm too large", "norm_squared"),
+        ("norm useless", "norm_squared"),
+    ],
+)
+def test_check_operator_catches_a_wrong_operator(fault, message):
+    check_operator(Wrong(None))
+    with pytest.raises(AssertionError, match=message):
+        check_operator(Wrong(fault))
