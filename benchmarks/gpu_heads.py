@@ -67,6 +67,7 @@ def run(name, X, y, ratio, tolerance, device):
         "build_and_beta_max_s": built - started,
         "solve_s": ended - built,
         "total_s": ended - started,
+        "solver_s": solution.history[-1].seconds - solution.history[0].seconds,
         "iterations": solution.n_iter,
         "relative_gap": proof.relative_gap,
         "kind": proof.kind,

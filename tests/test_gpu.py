@@ -13,6 +13,13 @@ HEADS = [
     cf.heads.Attention(activation="gated_relu", gates=4),
     cf.heads.MLP(activation="gated_relu", gates=8),
     cf.heads.Linear(),
+    cf.heads.SelfAttention(),
+    cf.heads.SelfAttention(activation="gated_relu", gates=2),
+    cf.heads.MLPMixer(),
+    cf.heads.MLPMixer(activation="gated_relu", gates=2),
+    cf.heads.FNO(activation="gated_relu", gates=2, grid=(2, 2)),
+    cf.heads.BlockFNO(blocks=2),
+    cf.heads.Sum(["mlp", "fnet"]),
 ]
 
 

@@ -86,6 +86,33 @@ def demo(
 
 
 @app.command()
+def experiment(
+    name: Annotated[str | None, typer.Argument(help="Which experiment; leave out for the list.")] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Folder to write to; default runs/NAME.")
+    ] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Smaller and shorter: under two minutes.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Run an experiment of the papers: figures, summary.md, results.json and the exact config.json.
+
+    Example: [bold]convexformer experiment implicit-bias --quick --output runs/implicit-bias[/]
+    """
+    from convexformer.experiments.registry import EXPERIMENTS, experiment_of
+
+    if name is None:
+        _show({key: entry.help for key, entry in EXPERIMENTS.items()}, as_json, "experiments")
+        return
+    with _user_errors():
+        run = experiment_of(name).load()
+        folder = output or Path("runs") / name
+        result = run(folder, quick=quick, console=Console(stderr=True) if as_json else out)
+    if as_json:
+        print(json.dumps(result, indent=2))
+    raise typer.Exit(Exit.DONE if result["certified"] else Exit.NOT_CERTIFIED)
+
+
+@app.command()
 def fit(
     tokens: TokensArgument,
     output: Annotated[Path, typer.Option("--output", "-o", help="Folder to write the model to.")],

@@ -158,7 +158,7 @@ class FourierHead(Head):
 @final
 @dataclass(frozen=True, eq=False)
 class FNO(FourierHead):
-    """The Fourier neural operator (Sahiner et al. 2022, theorems 4.1, C.3): see :class:`FourierHead` for the program.
+    """The Fourier neural operator (Sahiner et al. 2022, theorems 4.4, C.3): see :class:`FourierHead` for the program.
 
     ``gates`` is their number or ``h: (g, s, d)``, gate ``1{sum_u roll(X, u) h[u] >= 0}``.
     """

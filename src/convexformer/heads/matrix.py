@@ -210,7 +210,7 @@ class SelfAttention(MatrixHead):
 @final
 @dataclass(frozen=True, eq=False)
 class MLPMixer(MatrixHead):
-    """``f(X) = sum_j (D_j . (W1_j X)) W2_j`` with ordinary weight decay (Sahiner et al. 2022, theorems 3.2, C.2)::
+    """``f(X) = sum_j (D_j . (W1_j X)) W2_j`` with ordinary weight decay (Sahiner et al. 2022, theorems 4.1, C.2)::
 
         min_Z  sum_i L(sum_g D_g-gated mixing with Z_g, Y_i) + beta sum_g ||Z_g||_*,    Z_g: (s^2, d c)
 

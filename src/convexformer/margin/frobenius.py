@@ -91,7 +91,7 @@ def _quasi_newton(operator: MarginOperator, bend: float, iterations: int) -> tup
 
 
 def _round(operator: MarginOperator, W: Tensor, lam: Tensor, penalty: float, steps: int) -> tuple[Tensor, Tensor, int]:
-    """Minimise ``1/2 ||W||^2 + |t|^2 / (2 penalty)``, ``t = (lam + penalty (1 - A W))_+``; return ``W``, ``t`` and the steps."""
+    """Minimise ``1/2 ||W||^2 + |t|^2 / (2 penalty)``, ``t = (lam + penalty (1 - A W))_+``; return ``W``, ``t``, steps."""
     for step in range(min(NEWTON_STEPS, steps)):
         t = (lam + penalty * (1 - operator.apply(W))).clamp_min(0)
         gradient = W - operator.adjoint(t)

@@ -47,11 +47,11 @@ def sample_data(
     - ``"aligned"``: assumptions 1 to 4, for theorem 5.1; ``L`` odd, ``d >= n + 2``
     - ``"violates_a3"``: two sequences of two tokens, separable, where the diagonal flow from zero ends at a wrong token
 
-    ``clear`` draws until the limit shows within a finite horizon. The direction's error falls like a power of ``log(t)``, and
-    where a weight or a support token is nearly undecided the power is nearly zero. For ``"diagonal"`` every zero weight then
-    has a dual slack of at least 0.3 and every support token at least 3% of the multipliers (about a quarter of all draws);
-    for ``"general"`` the Frobenius solution has a nuclear norm at least 5% above the optimum (about nine draws in ten;
-    checked up to 1500 constraints).
+    ``clear`` draws until the limit shows within a finite horizon. The direction's error falls like a power of
+    ``log(t)``, and where a weight or a support token is nearly undecided that power is nearly zero. For ``"diagonal"``
+    every zero weight then has a dual slack of at least 0.3 and every support token at least 3% of the multipliers
+    (about one draw in five); for ``"general"`` the Frobenius solution has a nuclear norm at least 5% above the optimum
+    (about nine draws in ten; checked up to 1500 constraints).
     """
     one_of("kind", kind, SHAPES)
     given = [value for value in (n, L, d) if value is not None]

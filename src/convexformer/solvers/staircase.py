@@ -22,9 +22,9 @@ from convexformer.solvers.lbfgs import InverseHessian
 from convexformer.solvers.monitor import Monitor
 
 FIRST_TERMS = 8
-SHORTEST, LONGEST = 4, 100
+SHORTEST, LONGEST = 10, 100
 MEMORY = 30
-RUNG = 0.15
+RUNG = 0.3
 
 
 @final
@@ -60,7 +60,7 @@ def staircase(problem: Problem, start: Weights, monitor: Monitor) -> None:
         before = monitor.iteration
         point, ended = _burst(problem, point, monitor, steps, aim, LONGEST)
         dual = monitor.check(point.Z, point.fit)
-        stuck = stuck + 1 if monitor.iteration - before < 2 else 0
+        stuck = stuck + 1 if monitor.iteration - before < SHORTEST else 0
         if ended:
             break
         if stuck == 3 and not monitor.done:  # bursts end at once: rounding hides every descent
