@@ -184,11 +184,16 @@ def cvxpy_solver(problem, name):
     program = cp.Problem(cp.Minimize(loss + problem.beta * cp.normNuc(Z)))
     options = {"eps": 1e-6, "max_iters": 20_000} if name == "SCS" else {}
     program.solve(solver=name, **options)
-    return {"seconds": [None, program.solver_stats.solve_time], "stopped_at": float("nan"), "status": program.status}
+    stats = program.solver_stats  # the solver's own work: its factorisation and its iterations, not the modelling
+    return {
+        "seconds": [None, stats.solve_time + (stats.setup_time or 0.0)],
+        "stopped_at": float("nan"),
+        "status": program.status,
+    }
 
 
 def report(name, problem, repeats, limit, small):
-    reference = cf.solve(problem, tolerance=1e-9, max_iter=4000).objective
+    reference = cf.solve(problem, tolerance=1e-8, max_iter=4000).objective
     mine = ours(problem, repeats)
     residual = Residual(problem)
     peers = {"L-BFGS, rank 20": lbfgs(residual, reference, limit), "Adam, rank 20": adam(residual, reference, limit)}

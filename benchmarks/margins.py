@@ -29,7 +29,6 @@ import torch
 from convexformer.margin import AttentionSVM
 
 Data = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
-MEMORY = 12 << 30
 
 
 def draw(n: int, L: int, d: int, seed: int = 0) -> Data:
@@ -68,9 +67,9 @@ def ours(data: Data, tolerance: float, repeats: int) -> dict:
     }
 
 
-def cvxpy_child(pipe, data: Data, solver: str) -> None:
+def cvxpy_child(pipe, data: Data, solver: str, memory: int) -> None:
     """Solve in a process of its own, so that running out of memory or time ends it alone."""
-    resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+    resource.setrlimit(resource.RLIMIT_AS, (memory << 30, memory << 30))
     import cvxpy as cp
 
     try:
@@ -86,21 +85,21 @@ def cvxpy_child(pipe, data: Data, solver: str) -> None:
         value = float(np.linalg.svd(W.value, compute_uv=False).sum()) / least if least > 0 else float("inf")
         pipe.send({"status": problem.status, "seconds": own, "with_compilation": total, "value": value})
     except MemoryError:
-        pipe.send({"status": f"out of memory ({MEMORY >> 30} GiB)"})
+        pipe.send({"status": "out of memory"})
     except Exception as error:  # whatever a solver raises is its result here
         pipe.send({"status": f"{type(error).__name__}: {str(error)[:80]}"})
 
 
-def theirs(data: Data, solver: str, limit: float) -> dict:
+def theirs(data: Data, solver: str, limit: float, memory: int) -> dict:
     context = multiprocessing.get_context("spawn")
     mine, other = context.Pipe()
-    process = context.Process(target=cvxpy_child, args=(other, data, solver))
+    process = context.Process(target=cvxpy_child, args=(other, data, solver, memory))
     process.start()
     other.close()
     try:
         result = mine.recv() if mine.poll(limit) else {"status": f"no answer in {limit:.0f} s"}
     except EOFError:
-        result = {"status": "killed (out of memory)"}
+        result = {"status": "killed, out of memory"}
     process.kill()
     process.join()
     return result
@@ -110,6 +109,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="(50, 10, 40) and SCS alone")
     parser.add_argument("--limit", type=float, default=120.0, help="seconds that SCS and CLARABEL get for each problem")
+    parser.add_argument("--memory", type=int, default=12, help="GiB of address space that they get")
     parser.add_argument("--json", help="also write the numbers to this file")
     options = parser.parse_args()
     torch.set_num_threads(1)
@@ -124,7 +124,7 @@ def main() -> None:
         )
         entry = {"shape": shape, "tolerance": tolerance, "ours": best}
         for solver in ("SCS",) if options.quick else ("SCS", "CLARABEL"):
-            peer = theirs(data, solver, options.limit)
+            peer = theirs(data, solver, options.limit, options.memory)
             entry[solver] = peer
             if peer["status"] == "optimal":
                 ratio = peer["seconds"] / best["seconds"]
@@ -135,7 +135,9 @@ def main() -> None:
                     flush=True,
                 )
             else:
-                print(f"    {solver:8s} fails: {peer['status']}", flush=True)
+                print(
+                    f"    {solver:8s} fails: {peer['status']} ({options.memory} GiB, {options.limit:.0f} s)", flush=True
+                )
         results.append(entry)
     if options.json:
         with open(options.json, "w") as stream:

@@ -47,7 +47,8 @@ def estimate(M: Any) -> Polar:
     """Estimate the largest singular value quickly, from below: good for steering, never for a certificate."""
     B, p, q = M.shape
     if min(p, q) <= SMALL_SIDE and B * p * q <= FORMED:
-        return Polar(largest(M.dense()))
+        squares, _ = M.gram_spectrum()  # kept: the solver will ask for the vectors next
+        return Polar(float(squares[..., -1].max().clamp_min(0).sqrt()))
     return Polar(max(lanczos(M, b, steps=40) for b in range(B)), PolarKind.LOWER)
 
 
@@ -91,7 +92,8 @@ def top_pairs(M: Any, k: int, start: Tensor | None = None, sweeps: int = 6) -> t
     """
     B, p, q = M.shape
     if min(p, q) <= SMALL_SIDE and B * p * q <= FORMED:
-        return _gram_pairs(M.dense(), k)
+        squares, Q = M.gram_spectrum()
+        return _gram_pairs(M.dense(), squares, Q, k)
     found = []
     for b in range(B):
         U, sigma, V = _subspace(M, b, k, start, sweeps)
@@ -101,10 +103,9 @@ def top_pairs(M: Any, k: int, start: Tensor | None = None, sweeps: int = 6) -> t
     return sigma[order], U[order], V[order], block[order]
 
 
-def _gram_pairs(M: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _gram_pairs(M: Tensor, squares: Tensor, Q: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return the top ``k`` triples of all blocks ``(B, p, q)`` by the eigenvectors of their small Gram matrices."""
     tall = M.shape[-2] >= M.shape[-1]
-    squares, Q = torch.linalg.eigh(gram(M))  # (B, n), (B, n, n)
     order = squares.flatten().argsort(descending=True)[:k]
     block, column = order // squares.shape[1], order % squares.shape[1]
     sigma = squares[block, column].clamp_min(0).sqrt()

@@ -25,9 +25,9 @@ class TokenMLP(Head):
 
         min_Z  sum_i L(sum_g D_g h(X_i) Z_g, Y_i) + beta sum_g ||Z_g||_*
 
-    (Sahiner et al. 2022, theorems C.5, C.7). Targets per token, or pooled: the mean over the real tokens, which then depends on the tokens
-    only through the gated mean of each gate. ``gates`` is their number or ``h: (g, d)``, gate ``1{h(X) h >= 0}``; a gate
-    may carry several neurons. Weights: ``Z: (d, c)``, gated ``(g, d, c)``.
+    (Sahiner et al. 2022, theorems C.5, C.7). Targets per token, or pooled: the mean over the real tokens, which then
+    depends on them only through the gated mean of each gate. ``gates`` is their number or ``h: (g, d)``, gate
+    ``1{h(X) h >= 0}``; a gate may carry several neurons. Weights: ``Z: (d, c)``, gated ``(g, d, c)``.
     """
 
     activation: str

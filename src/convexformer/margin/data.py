@@ -18,8 +18,8 @@ from convexformer.data.tokens import as_tensor, check_finite, pick_device
 from convexformer.margin.operator import MarginOperator
 from convexformer.operators import DenseOperator
 
-SAME_SCORE = 1e-10
-"""Scores closer than this, relative to the largest, count as equal: the rounding of ``y v^T x`` is below it."""
+SAME_SCORE = 1e-12
+"""Scores closer than this, relative to ``||v|| max ||x||``, count as equal: the rounding of ``y v^T x`` is below it."""
 
 
 class TieWarning(UserWarning):
@@ -144,7 +144,7 @@ class Sequences:
 
     @property
     def _rounding(self) -> float:
-        return SAME_SCORE * float(self.scores.abs().max())
+        return SAME_SCORE * float(self.v.norm() * self.X.norm(dim=2).max())
 
 
 def check_tokens(X: Any, device: torch.device | str | None = None) -> Tensor:

@@ -47,15 +47,13 @@ class Pull:
         common = log_share + (lost + self.offset)
         if self.equal_rest:
             size = (common + log_share[..., :1] + self.log_gap).flatten(-2)
-            total = torch.logsumexp(size, -1)
-            return (size - total[..., None]).exp().view_as(logits), total
+            return torch.softmax(size, -1).view_as(logits), torch.logsumexp(size, -1)
         # signed log-sum-exp over k of sigma_k (gamma_k - gamma_l)
         terms = log_share[..., :, None] + self.log_gaps
         peak = terms.amax(-2).clamp_min(-1e300)
         signed = (self.sign * (terms - peak[..., None, :]).exp()).sum(-2)
         size = (common + peak + signed.abs().log() + self.mute).flatten(-2)
-        total = torch.logsumexp(size, -1)
-        return (size - total[..., None]).exp().view_as(logits) * signed.sign(), total
+        return torch.softmax(size, -1).view_as(logits) * signed.sign(), torch.logsumexp(size, -1)
 
 
 def log_excess(data: Sequences, margins: Tensor) -> Tensor:

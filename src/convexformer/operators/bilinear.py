@@ -22,6 +22,8 @@ class BilinearOperator(Operator):
     be overridden where one product is faster).
     """
 
+    _formed: tuple[Tensor, Tensor] | None = None
+
     @abstractmethod
     def apply_factors(self, Z: LowRank) -> Tensor:
         """``A Z``, shape ``(R, c)``, without forming ``Z``."""
@@ -44,6 +46,12 @@ class BilinearOperator(Operator):
         """How many numbers a dense ``Z`` would hold."""
         p, q = self.weight_shape[-2:]
         return self.n_blocks * p * q
+
+    def formed(self, D: Tensor) -> Tensor:
+        """``A^T D`` as one tensor, remembered for the same ``D``: a gradient and a gap check ask for it in turn."""
+        if self._formed is None or self._formed[0] is not D:
+            self._formed = (D, self.adjoint(D))
+        return self._formed[1]
 
     def pull(self, D: Tensor, Z: LowRank) -> tuple[Tensor, Tensor]:
         """Return the gradients in the factors: ``M V_j`` and ``M^T U_j`` for each term, each in its block."""
@@ -80,17 +88,18 @@ class BilinearOperator(Operator):
 
     def dual_matrix(self, V: Tensor) -> Tensor | ImplicitMatrix:
         """``-A^T V`` as something that knows its products with vectors; formed only when asked to."""
-        return ImplicitMatrix(self, -V)
+        return ImplicitMatrix(self, V, sign=-1.0)
 
 
 @final
 class ImplicitMatrix:
-    """``M = A^T D``, block by block, through products with vectors."""
+    """``M = sign * A^T D``, block by block, through products with vectors."""
 
-    def __init__(self, operator: BilinearOperator, D: Tensor) -> None:
+    def __init__(self, operator: BilinearOperator, D: Tensor, sign: float = 1.0) -> None:
         self.operator = operator
-        self.D = D
+        self.D, self.sign = D, sign
         self._dense: Tensor | None = None
+        self._spectrum: tuple[Tensor, Tensor] | None = None
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -100,16 +109,23 @@ class ImplicitMatrix:
 
     def left(self, V: Tensor, b: int) -> Tensor:
         """``M_b V_j``, rows ``(k, q) -> (k, p)``."""
-        return self.operator.left(self.D, V, b)
+        return self.sign * self.operator.left(self.D, V, b)
 
     def right(self, U: Tensor, b: int) -> Tensor:
         """``M_b^T U_j``, rows ``(k, p) -> (k, q)``."""
-        return self.operator.right(self.D, U, b)
+        return self.sign * self.operator.right(self.D, U, b)
+
+    def gram_spectrum(self) -> tuple[Tensor, Tensor]:
+        """Eigenvalues ``(B, n)`` and eigenvectors ``(B, n, n)`` of the short side's Gram matrices, found once."""
+        if self._spectrum is None:
+            M = self.dense()
+            self._spectrum = torch.linalg.eigh(M.mT @ M if M.shape[-2] >= M.shape[-1] else M @ M.mT)
+        return self._spectrum
 
     def dense(self) -> Tensor:
         """``(B, p, q)``, formed once."""
         if self._dense is None:
-            self._dense = self.operator.adjoint(self.D).reshape(self.shape)
+            self._dense = self.sign * self.operator.formed(self.D).reshape(self.shape)
         return self._dense
 
 
@@ -123,7 +139,6 @@ class FactoredView(BilinearOperator):
     def __init__(self, inner: Operator) -> None:
         self.inner = inner
         self.weight_shape, self.output_shape = inner.weight_shape, inner.output_shape
-        self._memo: tuple[Tensor, Tensor] | None = None
 
     @property
     def like(self) -> Tensor:
@@ -160,9 +175,7 @@ class FactoredView(BilinearOperator):
         return (M @ Z.V[:, :, None])[:, :, 0], (Z.U[:, None] @ M)[:, 0]
 
     def _matrix(self, D: Tensor) -> Tensor:
-        if self._memo is None or self._memo[0] is not D:
-            self._memo = (D, self.inner.adjoint(D).reshape(-1, *self.weight_shape[-2:]))
-        return self._memo[1]
+        return self.formed(D).reshape(-1, *self.weight_shape[-2:])
 
 
 def as_operand(operator: Operator, Z: Tensor | LowRank) -> Tensor:

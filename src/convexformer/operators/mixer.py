@@ -70,7 +70,7 @@ class MixerOperator(BilinearOperator):
         """Both gradients, through the dense matrix where that costs less."""
         if not self._dense_pays(Z.n_terms):
             return super().pull(D, Z)
-        M = self.adjoint(D)
+        M = self.formed(D)
         return Z.V @ M.T, Z.U @ M
 
     def apply_dense(self, Z: Tensor) -> Tensor:

@@ -98,7 +98,7 @@ class SelfAttentionOperator(BilinearOperator):
         """Both gradients, through the dense matrix where that costs less."""
         if not self._dense_pays(Z.n_terms):
             return super().pull(D, Z)
-        M = self.adjoint(D)
+        M = self.formed(D)
         return Z.V @ M.T, Z.U @ M
 
     # ------------------------------------------------------------------ dense weights

@@ -21,10 +21,11 @@ from convexformer.problem import Fit, Problem
 from convexformer.solvers.lbfgs import InverseHessian
 from convexformer.solvers.monitor import Monitor
 
-FIRST_TERMS = 8
-SHORTEST, LONGEST = 10, 100
-MEMORY = 30
-RUNG = 0.3
+FIRST_TERMS = 8  # appended at a time, at least
+SHORTEST, LONGEST = 7, 100  # iterations of a burst
+MEMORY = 30  # pairs of L-BFGS
+RUNG = 0.3  # between betas of a cold start's ladder
+AIM = 0.005  # a burst ends at this fraction of the last gap
 
 
 @final
@@ -56,7 +57,7 @@ def staircase(problem: Problem, start: Weights, monitor: Monitor) -> None:
         dual = monitor.check(point.Z, point.fit)
     while not monitor.done:
         point = _grow(problem, point, dual.M) or point
-        aim = max(0.02 * monitor.history[-1].relative_gap, 0.05 * monitor.tolerance)
+        aim = max(AIM * monitor.history[-1].relative_gap, 0.05 * monitor.tolerance)
         before = monitor.iteration
         point, ended = _burst(problem, point, monitor, steps, aim, LONGEST)
         dual = monitor.check(point.Z, point.fit)
@@ -103,9 +104,8 @@ def _burst(
         direction = hessian.direction(g)
         if direction is None or float(direction @ g) >= 0:
             hessian.forget()
-            following = _exact_step(problem, point, x * scale, -g * scale)
-        else:
-            following = _unit_step(problem, point, x * scale, float(g @ direction), direction * scale)
+            direction = -g  # terms are scaled by their curvature, so that this step has about the right length
+        following = _unit_step(problem, point, x * scale, float(g @ direction), direction * scale)
         if following is None:
             return point, False  # rounding: nothing more to gain here
         x_next, g_next = _flat(following.Z) / scale, _gradient(problem, following) * scale
