@@ -122,7 +122,9 @@ def fit(
     mask: MaskOption = None,
     weight: WeightOption = None,
     task: Annotated[str, typer.Option(help="auto (by the targets), classify or regress.")] = "auto",
-    head: Annotated[str, typer.Option(help="attention, mlp or linear.")] = "attention",
+    head: Annotated[
+        str, typer.Option(help="attention, self_attention, mlp_mixer, fno, mlp, linear, ...")
+    ] = "attention",
     activation: Annotated[str, typer.Option(help="linear or gated_relu.")] = "linear",
     decay: Annotated[str, typer.Option(help="Attention only: l1 (sparse heads) or l2 (ordinary weight decay).")] = "l1",
     gates: Annotated[int, typer.Option(help="Number of gates, for gated_relu.")] = 16,

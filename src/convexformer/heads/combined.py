@@ -25,7 +25,7 @@ class Sum(Head):
     is for heads of moderate size.
     """
 
-    heads: Any
+    heads: Any = None
 
     name = "sum"
     per_token = True
@@ -33,7 +33,7 @@ class Sum(Head):
 
     def __post_init__(self) -> None:
         if not isinstance(self.heads, (list, tuple)) or not self.heads:
-            raise ValueError(f"heads={self.heads!r} was given; expected a list of at least one head.")
+            raise ValueError(f"heads={self.heads!r} was given; expected a list of heads: Sum(['mlp', 'fno']).")
         object.__setattr__(self, "heads", tuple(resolve_head(head) for head in self.heads))
 
     @property

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -16,6 +18,50 @@ class TokenNetwork(Network):
         """Validate and cast; differentiable in the weights, not in the tokens."""
         like = next(self.parameters())
         return TokenDataset.of(X, mask, device=like.device, dtype=like.dtype, length=length)
+
+
+class FactorNetwork(TokenNetwork):
+    """What networks of two weight factors share: ``w1``, ``w2``, fixed gates, pooling, and ordinary weight decay."""
+
+    gates: Tensor | None
+    gate_index: Tensor | None
+
+    def __init__(
+        self,
+        w1: Tensor,
+        w2: Tensor,
+        bias: Tensor | None = None,
+        *,
+        gates: Tensor | None = None,
+        gate_index: Tensor | None = None,
+        per_token: bool = False,
+        squeeze: bool = False,
+    ) -> None:
+        super().__init__()
+        self.w1, self.w2, self.bias = owned(w1), owned(w2), optional(bias)
+        self.per_token, self.squeeze = per_token, squeeze
+        self.register_buffer("gates", fixed(gates))
+        self.register_buffer("gate_index", fixed(gate_index))
+
+    def finish(self, outputs: Tensor, mask: Tensor | None) -> Tensor:
+        """Add the bias, to real tokens only, and give the outputs the shape of the targets."""
+        if self.bias is not None:
+            outputs = outputs + self.bias
+        if self.per_token and mask is not None:
+            outputs = outputs * mask[..., None]
+        return outputs.squeeze(-1) if self.squeeze else outputs
+
+    def decay(self) -> Tensor:
+        """``1/2 sum_j (||w1_j||^2 + ||w2_j||^2)``: ordinary weight decay."""
+        return 0.5 * (self.w1.square().sum() + self.w2.square().sum())
+
+    def own_bias(self) -> Tensor | None:
+        """Return a copy of the bias."""
+        return fixed(self.bias)
+
+    def config(self) -> dict[str, Any]:
+        """Return the options."""
+        return {"per_token": self.per_token, "squeeze": self.squeeze}
 
 
 def owned(values: Tensor) -> torch.nn.Parameter:

@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 from convexformer.architecture import Weights
-from convexformer.networks.base import TokenNetwork, fixed, optional, owned
+from convexformer.networks.base import FactorNetwork, fixed
 from convexformer.operators.fourier import FourierOperator, fourier_gates
 
 
 @final
-class FourierNetwork(TokenNetwork):
+class FourierNetwork(FactorNetwork):
     """``f(X)_block = sum_j D_j . (circ(X_block) w1_j) w2_j^T + bias`` (Sahiner et al. 2022, (24), (28)).
 
     ``w1: (h, s, d/B)`` kernels over shifts and channels, ``w2: (h, c/B)``, ``block: (h,)`` the channel block of each;
@@ -22,8 +22,6 @@ class FourierNetwork(TokenNetwork):
     """
 
     block: Tensor
-    gates: Tensor | None
-    gate_index: Tensor | None
 
     def __init__(
         self,
@@ -33,21 +31,14 @@ class FourierNetwork(TokenNetwork):
         *,
         block: Tensor,
         blocks: int = 1,
-        grid: tuple[int, ...] = (),
-        gates: Tensor | None = None,
-        gate_index: Tensor | None = None,
         blocked: bool = False,
-        per_token: bool = False,
-        squeeze: bool = False,
+        grid: tuple[int, ...] = (),
+        **shared: Any,
     ) -> None:
-        super().__init__()
-        self.w1, self.w2, self.bias = owned(w1), owned(w2), optional(bias)
+        super().__init__(w1, w2, bias, **shared)
         self.blocks, self.blocked = blocks, blocked
         self.grid = tuple(grid) or (w1.shape[1],)
-        self.per_token, self.squeeze = per_token, squeeze
         self.register_buffer("block", fixed(block))
-        self.register_buffer("gates", fixed(gates))
-        self.register_buffer("gate_index", fixed(gate_index))
 
     def forward(self, X: Tensor, mask: Tensor | None = None) -> Tensor:
         """Return outputs ``(N, c)``, or ``(N, s, c)`` per token."""
@@ -62,13 +53,7 @@ class FourierNetwork(TokenNetwork):
         outputs = operator.apply(Z)
         if self.per_token:
             outputs = outputs.view(tokens.n_samples, tokens.n_tokens, c)
-        if self.bias is not None:
-            outputs = outputs + self.bias
-        return outputs.squeeze(-1) if self.squeeze else outputs
-
-    def decay(self) -> Tensor:
-        """``1/2 sum_j (||w1_j||^2 + ||w2_j||^2)``."""
-        return 0.5 * (self.w1.square().sum() + self.w2.square().sum())
+        return self.finish(outputs, None)
 
     def lift(self) -> Weights:
         """``Z = sum_j w1_j w2_j^T`` by block and gate; for pooled linear outputs the sum over shifts (see the head)."""
@@ -80,7 +65,7 @@ class FourierNetwork(TokenNetwork):
             Z = Z[:, 0]
         if not self.blocked:
             Z = Z[0]
-        return Weights(Z, None if self.bias is None else self.bias.detach().clone())
+        return Weights(Z, self.own_bias())
 
     def _dense(self, w1: Tensor, w2: Tensor) -> Tensor:
         """``(B, g, s*d/B, c/B)``."""
@@ -92,5 +77,4 @@ class FourierNetwork(TokenNetwork):
 
     def config(self) -> dict[str, Any]:
         """Return the options."""
-        own = {"blocks": self.blocks, "grid": list(self.grid), "blocked": self.blocked}
-        return {**own, "per_token": self.per_token, "squeeze": self.squeeze}
+        return {**super().config(), "blocks": self.blocks, "grid": list(self.grid), "blocked": self.blocked}

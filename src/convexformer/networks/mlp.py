@@ -8,14 +8,14 @@ from torch import Tensor
 
 from convexformer.architecture import Weights
 from convexformer.data import TokenDataset
-from convexformer.networks.base import TokenNetwork, fixed, optional, owned
+from convexformer.networks.base import FactorNetwork, TokenNetwork, optional, owned
 from convexformer.operators.gates import token_gates
 from convexformer.operators.mixing import fourier_mix, local_mean
 from convexformer.registry import one_of
 
 
 @final
-class MLPNetwork(TokenNetwork):
+class MLPNetwork(FactorNetwork):
     """``f(X)_t = sum_j D_j(x_t) (x_t^T w1_j) w2_j + bias``, averaged over tokens unless outputs are per token.
 
     ``x_t`` are the tokens, local means of them (``mix="pool"``: PoolFormer) or their Fourier transform (``mix="fourier"``:
@@ -23,30 +23,20 @@ class MLPNetwork(TokenNetwork):
     ``decay() = 1/2 sum_j (||w1_j||^2 + ||w2_j||^2)`` (Sahiner et al. 2022).
     """
 
-    gates: Tensor | None
-    gate_index: Tensor | None
-
     def __init__(
         self,
         w1: Tensor,
         w2: Tensor,
         bias: Tensor | None = None,
         *,
-        gates: Tensor | None = None,
-        gate_index: Tensor | None = None,
-        per_token: bool = False,
-        squeeze: bool = False,
         mix: str = "none",
         window: int = 1,
         grid: tuple[int, int] | None = None,
+        **shared: Any,
     ) -> None:
-        super().__init__()
-        self.w1, self.w2, self.bias = owned(w1), owned(w2), optional(bias)
+        super().__init__(w1, w2, bias, **shared)
         self.mix, self.window = one_of("mix", mix, ("none", "pool", "fourier")), window
         self.grid = None if grid is None else (int(grid[0]), int(grid[1]))
-        self.per_token, self.squeeze = per_token, squeeze
-        self.register_buffer("gates", fixed(gates))
-        self.register_buffer("gate_index", fixed(gate_index))
 
     def forward(self, X: Tensor, mask: Tensor | None = None) -> Tensor:
         """Return outputs ``(N, c)``, ``(N, s, c)`` per token, or ``(N,)`` where the targets were."""
@@ -56,12 +46,7 @@ class MLPNetwork(TokenNetwork):
             hidden = hidden * token_gates(tokens.X, self.gates)[..., self.gate_index]
         if not self.per_token:
             hidden = hidden.sum(1) / tokens.lengths[:, None]
-        outputs = hidden @ self.w2
-        if self.bias is not None:
-            outputs = outputs + self.bias
-            if self.per_token and tokens.mask is not None:
-                outputs = outputs * tokens.mask[..., None]
-        return outputs.squeeze(-1) if self.squeeze else outputs
+        return self.finish(hidden @ self.w2, tokens.mask)
 
     def _mixed(self, tokens: TokenDataset) -> TokenDataset:
         if self.mix == "pool":
@@ -72,14 +57,10 @@ class MLPNetwork(TokenNetwork):
         """Return how tokens are mixed."""
         return {"mix": self.mix, "window": self.window, "grid": self.grid}
 
-    def decay(self) -> Tensor:
-        """Return ordinary weight decay."""
-        return 0.5 * (self.w1.square().sum() + self.w2.square().sum())
-
     def lift(self) -> Weights:
         """``Z_g = sum_j w1_j w2_j^T`` over the neurons of each gate."""
         w1, w2 = self.w1.detach(), self.w2.detach()
-        bias = None if self.bias is None else self.bias.detach().clone()
+        bias = self.own_bias()
         if self.gates is None or self.gate_index is None:
             return Weights(w1.T @ w2, bias)
         Z = w1.new_zeros((self.gates.shape[0], w1.shape[1], w2.shape[1]))
@@ -90,7 +71,7 @@ class MLPNetwork(TokenNetwork):
 
     def config(self) -> dict[str, Any]:
         """Return the options."""
-        return {"per_token": self.per_token, "squeeze": self.squeeze, **self.mixing()}
+        return {**super().config(), **self.mixing()}
 
 
 @final

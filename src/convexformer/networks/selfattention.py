@@ -2,65 +2,29 @@
 
 from __future__ import annotations
 
-from typing import Any, final
+from typing import final
 
 import torch
 from torch import Tensor
 
 from convexformer.architecture import Weights
-from convexformer.networks.base import TokenNetwork, fixed, optional, owned
+from convexformer.networks.base import FactorNetwork
 from convexformer.operators import LowRank
 from convexformer.operators.mixer import mixer_gates
 from convexformer.operators.selfattention import attention_gates
 
 
-class MatrixNetwork(TokenNetwork):
-    """What the two share: factors ``W1_j``, ``W2_j``, gates, pooling, ordinary weight decay and the lift."""
-
-    gates: Tensor | None
-    gate_index: Tensor | None
-
-    def __init__(
-        self,
-        w1: Tensor,
-        w2: Tensor,
-        bias: Tensor | None = None,
-        *,
-        gates: Tensor | None = None,
-        gate_index: Tensor | None = None,
-        per_token: bool = False,
-        squeeze: bool = False,
-    ) -> None:
-        super().__init__()
-        self.w1, self.w2, self.bias = owned(w1), owned(w2), optional(bias)
-        self.per_token, self.squeeze = per_token, squeeze
-        self.register_buffer("gates", fixed(gates))
-        self.register_buffer("gate_index", fixed(gate_index))
-
-    def finish(self, outputs: Tensor, mask: Tensor | None) -> Tensor:
-        """Add the bias to real tokens and give the outputs the shape of the targets."""
-        if self.bias is not None:
-            outputs = outputs + self.bias
-        if self.per_token and mask is not None:
-            outputs = outputs * mask[..., None]
-        return outputs.squeeze(-1) if self.squeeze else outputs
-
-    def decay(self) -> Tensor:
-        """``1/2 sum_j (||W1_j||_F^2 + ||W2_j||_F^2)``."""
-        return 0.5 * (self.w1.square().sum() + self.w2.square().sum())
+class MatrixNetwork(FactorNetwork):
+    """What the two share: square ``W1_j``, matrices ``W2_j``, and the lift."""
 
     def lift(self) -> Weights:
         """``Z = sum_j vec_F(W1_j) vec_C(W2_j)^T``, block by gate, as factors."""
         U, V = self.w1.detach().mT.flatten(1), self.w2.detach().flatten(1)
-        bias = None if self.bias is None else self.bias.detach().clone()
+        bias = self.own_bias()
         shape: tuple[int, ...] = (U.shape[1], V.shape[1])
         if self.gates is None or self.gate_index is None:
             return Weights(LowRank(U, V, torch.zeros(len(U), dtype=torch.int64, device=U.device), shape), bias)
         return Weights(LowRank(U, V, self.gate_index, (self.gates.shape[0], *shape)), bias)
-
-    def config(self) -> dict[str, Any]:
-        """Return the options."""
-        return {"per_token": self.per_token, "squeeze": self.squeeze}
 
 
 @final

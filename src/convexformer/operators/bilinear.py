@@ -36,6 +36,10 @@ class BilinearOperator(Operator):
     def right(self, D: Tensor, U: Tensor, b: int) -> Tensor:
         """``M_b^T U_j`` for rows ``U: (k, p)``, shape ``(k, q)``, where ``M = A^T D``."""
 
+    def dense_pays(self, m: int) -> bool:
+        """Tell whether ``m`` terms cost more one by one than through dense matrices; never where those are large."""
+        return False
+
     @property
     def n_blocks(self) -> int:
         """B, the number of gates; 1 for a linear head."""
@@ -55,6 +59,12 @@ class BilinearOperator(Operator):
 
     def pull(self, D: Tensor, Z: LowRank) -> tuple[Tensor, Tensor]:
         """Return the gradients in the factors: ``M V_j`` and ``M^T U_j`` for each term, each in its block."""
+        if self.dense_pays(Z.n_terms):
+            M = self.formed(D).reshape(-1, *self.weight_shape[-2:])
+            if self.n_blocks == 1:
+                return Z.V @ M[0].T, Z.U @ M[0]
+            M = M[Z.block]  # (m, p, q)
+            return (M @ Z.V[:, :, None])[:, :, 0], (Z.U[:, None] @ M)[:, 0]
         if self.n_blocks == 1:
             return self.left(D, Z.V, 0), self.right(D, Z.U, 0)
         GU, GV = torch.zeros_like(Z.U), torch.zeros_like(Z.V)
@@ -65,9 +75,11 @@ class BilinearOperator(Operator):
 
     def apply(self, Z: Tensor | LowRank) -> Tensor:
         """``A Z`` for dense or low-rank weights."""
-        if isinstance(Z, LowRank):
-            return self.apply_factors(Z) if Z.n_terms else Z.U.new_zeros(self.output_shape)
-        return self.apply_dense(Z)
+        if not isinstance(Z, LowRank):
+            return self.apply_dense(Z)
+        if Z.n_terms == 0:
+            return Z.U.new_zeros(self.output_shape)
+        return self.apply_dense(Z.dense()) if self.dense_pays(Z.n_terms) else self.apply_factors(Z)
 
     def apply_dense(self, Z: Tensor) -> Tensor:
         """``A Z`` for dense weights: one term for each row (or column) of each block."""
@@ -169,10 +181,9 @@ class FactoredView(BilinearOperator):
         """``M_b^T U_j``."""
         return U @ self._matrix(D)[b]
 
-    def pull(self, D: Tensor, Z: LowRank) -> tuple[Tensor, Tensor]:
-        """Both gradients for all blocks at once."""
-        M = self._matrix(D)[Z.block]  # (m, p, q)
-        return (M @ Z.V[:, :, None])[:, :, 0], (Z.U[:, None] @ M)[:, 0]
+    def dense_pays(self, m: int) -> bool:
+        """Always: that is its point."""
+        return True
 
     def _matrix(self, D: Tensor) -> Tensor:
         return self.formed(D).reshape(-1, *self.weight_shape[-2:])

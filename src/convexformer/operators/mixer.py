@@ -38,8 +38,6 @@ class MixerOperator(BilinearOperator):
     def apply_factors(self, Z: LowRank) -> Tensor:
         """``sum_j W1_j (X W2_j)``: O(N s c (s + d)) a term."""
         m = Z.n_terms
-        if self._dense_pays(m):
-            return self.apply_dense(Z.dense())
         U, V = Z.U.view(m, self.s, self.s), Z.V.view(m, self.d, self.c)
         mix = U.transpose(0, 1).reshape(self.s * m, self.s).T  # (o, t*m)
         wide = V.transpose(0, 1).reshape(self.d, m * self.c)
@@ -66,13 +64,6 @@ class MixerOperator(BilinearOperator):
             out += torch.einsum("nta,nmtc->mac", self.X[part], P)
         return out.view(m, -1)
 
-    def pull(self, D: Tensor, Z: LowRank) -> tuple[Tensor, Tensor]:
-        """Both gradients, through the dense matrix where that costs less."""
-        if not self._dense_pays(Z.n_terms):
-            return super().pull(D, Z)
-        M = self.formed(D)
-        return Z.V @ M.T, Z.U @ M
-
     def apply_dense(self, Z: Tensor) -> Tensor:
         """One product with flattened tokens: O(N s^2 d c)."""
         wide = Z.view(self.s, self.s, self.d, self.c).transpose(1, 2).reshape(self.s * self.d, self.s * self.c)
@@ -83,7 +74,8 @@ class MixerOperator(BilinearOperator):
         wide = self.X.flatten(1).T @ V.view(self.N, self.s * self.c)
         return wide.view(self.s, self.d, self.s, self.c).transpose(1, 2).reshape(self.weight_shape)
 
-    def _dense_pays(self, m: int) -> bool:
+    def dense_pays(self, m: int) -> bool:
+        """Compare the operations of both ways."""
         return self.size <= FEW and 4 * m * (self.s + self.d) > self.s * self.d
 
     def _parts(self, m: int) -> list[slice]:

@@ -51,8 +51,6 @@ class SelfAttentionOperator(BilinearOperator):
         """Contract in the cheaper order: rows first (few rows, as when pooled), outputs first, or through a dense ``Z``."""
         m = Z.n_terms
         U, V = Z.U.view(m, self.k, self.a), Z.V.view(m, self.k, self.c)
-        if self._dense_pays(m):
-            return self.apply_dense(Z.dense())
         if self.r < self.c:
             mixed = [self._rows_first(U, part) for part in self._parts(m)]
             self._memo = (Z.U, mixed)  # the gradient in V at this point starts with the same products
@@ -94,13 +92,6 @@ class SelfAttentionOperator(BilinearOperator):
                 out += torch.einsum("nlk,nmkc->mlc", self.G[part], T).reshape(m * self.k, self.c)
         return out.view(m, self.k * self.c)
 
-    def pull(self, D: Tensor, Z: LowRank) -> tuple[Tensor, Tensor]:
-        """Both gradients, through the dense matrix where that costs less."""
-        if not self._dense_pays(Z.n_terms):
-            return super().pull(D, Z)
-        M = self.formed(D)
-        return Z.V @ M.T, Z.U @ M
-
     # ------------------------------------------------------------------ dense weights
 
     def apply_dense(self, Z: Tensor) -> Tensor:
@@ -137,7 +128,8 @@ class SelfAttentionOperator(BilinearOperator):
 
     # ------------------------------------------------------------------ pieces
 
-    def _dense_pays(self, m: int) -> bool:
+    def dense_pays(self, m: int) -> bool:
+        """Compare the operations of both ways."""
         # one large product runs several times faster than many small ones of as many operations
         return self.size <= FEW and 8 * m * min(2 * self.c, 3 * self.r) > self.a * self.c
 
