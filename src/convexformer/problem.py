@@ -84,6 +84,7 @@ class Problem:
         self.Y, self.w = self._targets.Y, self._targets.w
         self._intercept_start = self.Y.new_zeros(self.layout.n_outputs)
         self.offset = 0.0
+        self._shared: dict[str, Any] = {}  # what problems that differ in beta alone have in common
         self.beta = float(beta) if beta is not None else self._beta_from_ratio(float(beta_ratio or 0))
 
     # ------------------------------------------------------------------ the terms of the formula
@@ -138,8 +139,10 @@ class Problem:
         """
         if self.loss.name != "squared" or self.intercept:
             return self
-        like = self.operator.like
-        small = self.operator.compressed(self.Y.to(like.dtype), self.w.to(like.dtype))
+        if "small" not in self._shared:  # the same at every beta, so a path compresses once
+            like = self.operator.like
+            self._shared["small"] = self.operator.compressed(self.Y.to(like.dtype), self.w.to(like.dtype))
+        small = self._shared["small"]
         if small is None:
             return self
         twin = copy.copy(self)
@@ -165,6 +168,7 @@ class Problem:
         for cached in ("operator", "beta_max"):
             twin.__dict__.pop(cached, None)
         twin.tokens = self.tokens.to(dtype=torch.float64)
+        twin._shared = {}
         return twin
 
     # ------------------------------------------------------------------ inside

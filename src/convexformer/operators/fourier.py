@@ -104,7 +104,8 @@ class FourierOperator(Operator):
 class SpectralOperator(Operator):
     """``Z -> T_f Zhat_f`` for every frequency f, with the factors of Parseval's identity: a compressed Fourier operator.
 
-    ``T: (f, B, k, d/B)`` complex; outputs are real, ``(2 f k, c)``.
+    ``T: (f, B, k, d/B)`` complex; outputs are the real and imaginary parts, ``(f B k, 2 c/B)``. Only a loss that is the same
+    for every output may see them: the squared one.
     """
 
     def __init__(self, T: Tensor, whole: FourierOperator) -> None:
@@ -117,7 +118,8 @@ class SpectralOperator(Operator):
             twice[-1] = 1.0  # frequencies that are their own mirror image count once
         copies = T.shape[0] // len(twice)
         self.factor = (twice.repeat(copies) / whole.s).sqrt().view(-1, 1, 1, 1)
-        self.output_shape = (2 * T.shape[0] * T.shape[2], whole.B * whole.cb)
+        self.forward, self.backward = T * self.factor, (T / self.factor).mH  # 1/factor: irfft counts mirror images
+        self.output_shape = (T.shape[:3].numel(), 2 * whole.cb)
 
     @property
     def like(self) -> Tensor:
@@ -129,23 +131,21 @@ class SpectralOperator(Operator):
         A = self.whole
         Z = Z.reshape(A.B, A.s, A.db, A.cb).permute(1, 0, 2, 3)
         kernel = A._fft(Z.reshape(1, A.s, -1))[0].view(-1, A.B, A.db, A.cb)
-        return self.rows(self.T @ kernel)
+        return torch.view_as_real(self.forward @ kernel).reshape(self.output_shape)
 
     def adjoint(self, V: Tensor) -> Tensor:
-        """Undo :meth:`rows`, multiply by the conjugate, go back."""
+        """Multiply by the conjugate and go back."""
         A = self.whole
-        V = V.view(self.T.shape[0], self.T.shape[2], 2, A.B, A.cb).permute(0, 3, 1, 4, 2)
-        hat = self.T.mH @ (torch.view_as_complex(V.contiguous()) / self.factor)  # 1/factor: irfft counts mirror images
+        hat = self.backward @ torch.view_as_complex(V.view(*self.T.shape[:3], A.cb, 2))
         out = A._ifft(hat.reshape(1, hat.shape[0], -1))[0].view(A.s, A.B, A.db, A.cb)
         return out.permute(1, 0, 2, 3).reshape(self.weight_shape)
 
     def rows(self, hat: Tensor) -> Tensor:
-        """``(f, B, k, c/B)`` complex to real rows ``(2 f k, c)``, of the same norm as the signal."""
-        parts = torch.view_as_real(hat * self.factor).permute(0, 2, 4, 1, 3)  # (f, k, 2, B, cb)
-        return parts.reshape(self.output_shape)
+        """Return spectra ``(f, B, k, c/B)`` as outputs, of the same norm as the signal."""
+        return torch.view_as_real(hat * self.factor).reshape(self.output_shape)
 
     def to(self, *, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> SpectralOperator:
-        """Compress again there: a compressed operator is never kept."""
+        """Move; complex numbers take the matching precision."""
         kind = None if dtype is None else torch.complex128 if dtype == torch.float64 else torch.complex64
         return SpectralOperator(self.T.to(device=device, dtype=kind), self.whole.to(device=device, dtype=dtype))
 
