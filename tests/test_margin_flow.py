@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from sklearn.exceptions import ConvergenceWarning
 
 import convexformer as cf
-from convexformer.margin import Sequences, aligned_init, gradient_flow, sample_data
+from convexformer.margin import Sequences, TieWarning, aligned_init, gradient_flow, sample_data
 from convexformer.margin.initial import start
 from convexformer.margin.pull import Pull, log_excess
 
@@ -339,7 +339,7 @@ def test_a_flow_without_keys_has_no_alignment_and_a_batch_no_single_certificate(
     with pytest.raises(ValueError, match="orthogonal"):
         aligned_init(*data)
     X, z, y, v = data
-    with pytest.raises(ValueError, match="same score"):
+    with pytest.warns(TieWarning), pytest.raises(ValueError, match="same score"):
         gradient_flow(X - (X @ v)[..., None] * v / (v @ v), z, y, v)
 
 

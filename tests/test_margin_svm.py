@@ -19,6 +19,7 @@ from convexformer.margin.admm import solve_admm
 from convexformer.margin.frobenius import solve_frobenius
 from convexformer.margin.nuclear import solve_factorised
 from convexformer.margin.progress import Limits
+from convexformer.margin.threads import few_threads
 from convexformer.testing import check_operator
 
 NORMS = ("nuclear", "frobenius", "diagonal")
@@ -142,7 +143,13 @@ def test_the_optimum_scales_with_the_data(seed, left, right):
     assert two.objective_ * left * right == pytest.approx(one.objective_, rel=1e-6)
 
 
-def test_three_solvers_agree_on_the_nuclear_norm():
+@pytest.fixture
+def one_thread():
+    with few_threads(torch.zeros(1)):
+        yield
+
+
+def test_three_solvers_agree_on_the_nuclear_norm(one_thread):
     operator = Sequences.of(*gaussian(8, 5, 12, seed=4)).operator()
     unit = MarginOperator(operator.differences / operator.row_norms().mean(), operator.queries)
     values = [
@@ -157,7 +164,7 @@ def test_three_solvers_agree_on_the_nuclear_norm():
     assert frobenius[0] == pytest.approx(frobenius[1], rel=1e-6)
 
 
-def test_factors_of_too_small_a_rank_grow_until_they_certify(monkeypatch):
+def test_factors_of_too_small_a_rank_grow_until_they_certify(one_thread, monkeypatch):
     from convexformer.margin import nuclear
 
     operator = Sequences.of(*gaussian(20, 6, 12, seed=5)).operator()
@@ -285,6 +292,16 @@ def test_bad_svm_queries_are_named():
         svm.attention(X[:, :, :5], z[:, :5])
     with pytest.raises(ValueError, match="sharpness"):
         svm.attention(X, z, sharpness=-1)
+
+
+def test_threads_are_as_they_were_after_a_fit():
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        cf.margin.AttentionSVM("frobenius").fit(*gaussian(4, 3, 6))
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
 
 
 def test_an_unfinished_solve_warns_and_its_certificate_stays_true():

@@ -16,6 +16,7 @@ from convexformer.margin.diagonal import solve_diagonal
 from convexformer.margin.frobenius import solve_frobenius
 from convexformer.margin.progress import Answer, Limits
 from convexformer.margin.pull import log_excess
+from convexformer.margin.threads import few_threads
 from convexformer.operators import Operator
 
 LIMITS = Limits(1e-3, 5000)
@@ -86,7 +87,7 @@ def check_assumptions(X: Any, z: Any, y: Any, v: Any, *, W: Any = None, toleranc
         raise ValueError(
             f"W has shape {tuple(first.shape)}; expected (d, d) = {(d, d)}, the attention matrix at the start."
         )
-    with torch.no_grad():
+    with torch.no_grad(), few_threads(data.X):
         return AssumptionReport(
             (_separability(data), _scores(data, tolerance), _initial_loss(data, first), _structure(data, tolerance))
         )

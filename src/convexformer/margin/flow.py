@@ -16,6 +16,7 @@ from convexformer.margin.data import Sequences
 from convexformer.margin.initial import start
 from convexformer.margin.parametrizations import STEP, Parametrization
 from convexformer.margin.pull import Pull
+from convexformer.margin.threads import few_threads
 from convexformer.margin.trajectory import Flow
 
 LOG_TIMES = {"separate": 1e7, "diagonal": 1e7, "reparametrized": 1e7, "combined": 1e5}
@@ -62,7 +63,7 @@ def gradient_flow(
     data = Sequences.of(X, z, y, v, device=device)
     data.warn_of_ties()
     _check_options(step, records, max_steps)
-    with torch.no_grad():
+    with torch.no_grad(), few_threads(data.X):
         weights = start(data, parametrization, init, n_init, width, seed)
         horizon = _horizon(parametrization, log_time)
         recorder = _Run(data, weights, step).follow(horizon, records, max_steps)

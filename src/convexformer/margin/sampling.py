@@ -14,6 +14,7 @@ from convexformer.margin.diagonal import solve_diagonal
 from convexformer.margin.frobenius import solve_frobenius
 from convexformer.margin.nuclear import SMALL, solve_nuclear
 from convexformer.margin.progress import Answer, Limits
+from convexformer.margin.threads import few_threads
 from convexformer.operators import DenseOperator
 from convexformer.registry import one_of
 
@@ -146,9 +147,11 @@ def _separates(sample: Sample, diagonal: bool) -> Answer | None:
     data = Sequences.of(*sample)
     operator = data.diagonal_operator() if diagonal else data.operator()
     limits = Limits(1e-4, 2000)
-    answer = (
-        solve_diagonal(operator, limits) if isinstance(operator, DenseOperator) else solve_frobenius(operator, limits)
-    )
+    with few_threads(data.X):
+        if isinstance(operator, DenseOperator):
+            answer = solve_diagonal(operator, limits)
+        else:
+            answer = solve_frobenius(operator, limits)
     return answer if bool(operator.apply(answer.W).min() > 1e-9) else None
 
 
@@ -168,6 +171,7 @@ def _clear_general(sample: Sample, answer: Answer) -> bool:
         return True
     gauge = NuclearNorm()
     own = margin_certificate(operator, gauge, answer.W, answer.multipliers).primal
-    nuclear = solve_nuclear(operator, Limits(1e-3, 2000))
+    with few_threads(operator.differences):
+        nuclear = solve_nuclear(operator, Limits(1e-3, 2000))
     best = margin_certificate(operator, gauge, nuclear.W, nuclear.multipliers).primal
     return own >= (1 + CLEAR_EXCESS) * best

@@ -21,6 +21,7 @@ from convexformer.margin.data import Sequences, check_queries, check_tokens
 from convexformer.margin.farkas import residual, shortened
 from convexformer.margin.norms import Norm, norm_of
 from convexformer.margin.progress import Answer, Limits
+from convexformer.margin.threads import few_threads
 from convexformer.solution import Status
 
 SUPPORT = 1e-6  # multipliers above this share of the largest count as support
@@ -76,7 +77,7 @@ class AttentionSVM(BaseEstimator):
         data = Sequences.of(X, z, y, v, device=self.device)
         data.warn_of_ties()
         started = time.perf_counter()
-        with torch.no_grad():
+        with torch.no_grad(), few_threads(data.X):
             answer = _solve(norm, data, limits)
             self._keep(norm, data, answer)
         self.seconds_ = time.perf_counter() - started
