@@ -8,6 +8,7 @@ from torch import Tensor
 from convexformer.architecture import Network
 from convexformer.networks import AttentionNetwork, train_in_simplex
 from convexformer.problem import Problem
+from convexformer.threads import few_threads
 
 
 def train_adam(
@@ -22,13 +23,14 @@ def train_adam(
     optimiser = torch.optim.Adam(network.parameters(), lr=learning_rate)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, steps)
     objectives = []
-    for _ in range(steps):
-        optimiser.zero_grad()
-        objective = network_objective(problem, network)
-        objective.backward()
-        optimiser.step()
-        schedule.step()
-        objectives.append(float(objective.detach()))
+    with few_threads(problem.tokens.X, problem.layout.n_outputs):
+        for _ in range(steps):
+            optimiser.zero_grad()
+            objective = network_objective(problem, network)
+            objective.backward()
+            optimiser.step()
+            schedule.step()
+            objectives.append(float(objective.detach()))
     return network, objectives
 
 

@@ -23,7 +23,7 @@ from convexformer.certificates import Certificate, certify
 from convexformer.data import TokenDataset, digits
 from convexformer.experiments import figures
 from convexformer.experiments.adam import train_adam
-from convexformer.heads import FNO, MLP, Attention, Linear, MLPMixer, SelfAttention
+from convexformer.heads import MLP, Attention, Linear, MLPMixer, PoolFormer, SelfAttention
 from convexformer.path import Path as BetaPath
 from convexformer.path import beta_ratios, walk
 from convexformer.problem import Problem
@@ -39,9 +39,9 @@ HEADS: dict[str, Head] = {
     "attention, l1, gated": Attention(activation="gated_relu", gates=4),
     "self-attention": SelfAttention(),
     "mixer": MLPMixer(),
-    "fno, gated": FNO(activation="gated_relu", gates=2, grid=(4, 4)),
+    "poolformer, gated": PoolFormer(activation="gated_relu", gates=16, grid=(4, 4)),
     "mlp": MLP(),
-    "mlp, gated": MLP(activation="gated_relu", gates=32),
+    "mlp, gated": MLP(activation="gated_relu", gates=16),
     "linear (ridge)": Linear(),
 }
 STORY = "attention, l1"  # the head that the figures and the Adam comparison follow
@@ -78,7 +78,7 @@ def run(output: Path, *, quick: bool = False, console: Console | None = None) ->
     output.mkdir(parents=True, exist_ok=True)
     started = time.perf_counter()
     data = _split(0.3 if quick else 0.6)
-    ratios = beta_ratios(5 if quick else 10, 3e-3)
+    ratios = beta_ratios(5 if quick else 8, 1e-2 if quick else 5e-3)
     rows: list[Row] = []
     stories: dict[str, tuple[BetaPath, list[float], int]] = {}
     with _spinner(console) as tick:
@@ -92,7 +92,7 @@ def run(output: Path, *, quick: bool = False, console: Console | None = None) ->
             rows.append(_logistic(name, flat, data))
         tick("Adam from three seeds")
         path, accuracies, best = stories[STORY]
-        adam, curves, cold = _adam(data, path.solutions[best], steps=150 if quick else 1000)
+        adam, curves, cold = _adam(data, path.solutions[best], steps=150 if quick else 700)
         tick("figures")
         files = [
             figures.token_map(path, best, output / "token_importance.png"),

@@ -16,8 +16,8 @@ from convexformer.margin.diagonal import solve_diagonal
 from convexformer.margin.frobenius import solve_frobenius
 from convexformer.margin.progress import Answer, Limits
 from convexformer.margin.pull import log_excess
-from convexformer.margin.threads import few_threads
 from convexformer.operators import Operator
+from convexformer.threads import few_threads
 
 LIMITS = Limits(1e-3, 5000)
 

@@ -16,8 +16,8 @@ from convexformer.margin.data import Sequences
 from convexformer.margin.initial import start
 from convexformer.margin.parametrizations import STEP, Parametrization
 from convexformer.margin.pull import Pull
-from convexformer.margin.threads import few_threads
 from convexformer.margin.trajectory import Flow
+from convexformer.threads import few_threads
 
 LOG_TIMES = {"separate": 1e7, "diagonal": 1e7, "reparametrized": 1e7, "combined": 1e5}
 """Default horizons, as the logarithm of physical time. The margin ends about there too."""

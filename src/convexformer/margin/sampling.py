@@ -14,9 +14,9 @@ from convexformer.margin.diagonal import solve_diagonal
 from convexformer.margin.frobenius import solve_frobenius
 from convexformer.margin.nuclear import SMALL, solve_nuclear
 from convexformer.margin.progress import Answer, Limits
-from convexformer.margin.threads import few_threads
 from convexformer.operators import DenseOperator
 from convexformer.registry import one_of
+from convexformer.threads import few_threads
 
 SHAPES = {"diagonal": (3, 4, 10), "general": (3, 3, 4), "aligned": (3, 5, 6), "violates_a3": (2, 2, 3)}
 TRIES = 200

@@ -21,8 +21,8 @@ from convexformer.margin.data import Sequences, check_queries, check_tokens
 from convexformer.margin.farkas import residual, shortened
 from convexformer.margin.norms import Norm, norm_of
 from convexformer.margin.progress import Answer, Limits
-from convexformer.margin.threads import few_threads
 from convexformer.solution import Status
+from convexformer.threads import few_threads
 
 SUPPORT = 1e-6  # multipliers above this share of the largest count as support
 NO_MARGIN = 1e-9  # a largest margin below this, for rows and weights of norm one, is rounding

@@ -25,12 +25,13 @@ from convexformer.solvers.fista import fista
 from convexformer.solvers.monitor import Callback, Monitor
 from convexformer.solvers.progress import GapBar
 from convexformer.solvers.staircase import staircase
+from convexformer.threads import few_threads
 
 Solver = Callable[[Problem, Weights, Monitor], None]
 
 SOLVERS: dict[str, Solver] = {"fista": fista, "staircase": staircase}
 MAX_ITER = 20_000
-SMALL = 1 << 14  # a dense Z of so many numbers is FISTA's; beyond, factors pay
+SMALL = 1 << 11  # a dense Z of so many numbers is FISTA's; beyond, factors pay
 
 
 def solve(
@@ -72,7 +73,7 @@ def solve(
         start, first = found
     bar = GapBar(f"{problem.head.name}, beta {problem.beta:.3g}", tolerance) if progress else None
     monitor = Monitor(problem, tolerance, max_iter or MAX_ITER, max_time, callback, bar, keeper)
-    with bar or nullcontext(), torch.no_grad():
+    with bar or nullcontext(), torch.no_grad(), few_threads(problem.tokens.X, problem.layout.n_outputs):
         try:
             _run(name, problem, start, monitor)
             if monitor.status is Status.STALLED and problem.reference() is not problem:

@@ -9,13 +9,13 @@ import torch
 from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 from torch import Tensor
 
-LARGE = 4_000_000  # numbers in the tokens from which on more threads pay
+LARGE = 4_000_000  # numbers in the tokens, times outputs, from which on more threads pay
 
 
 @contextmanager
-def few_threads(tokens: Tensor) -> Iterator[None]:
-    """Run torch and the BLAS on one thread for small tokens on the CPU, and restore what was set before."""
-    if tokens.device.type != "cpu" or tokens.numel() > LARGE:
+def few_threads(tokens: Tensor, n_outputs: int = 1) -> Iterator[None]:
+    """Run torch and the BLAS on one thread for small problems on the CPU, and restore what was set before."""
+    if tokens.device.type != "cpu" or tokens.numel() * n_outputs > LARGE:
         yield
         return
     before = torch.get_num_threads()
