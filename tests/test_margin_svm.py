@@ -19,8 +19,8 @@ from convexformer.margin.admm import solve_admm
 from convexformer.margin.frobenius import solve_frobenius
 from convexformer.margin.nuclear import solve_factorised
 from convexformer.margin.progress import Limits
-from convexformer.margin.threads import few_threads
 from convexformer.testing import check_operator
+from convexformer.threads import few_threads
 
 NORMS = ("nuclear", "frobenius", "diagonal")
 GAUGES = {"nuclear": NuclearNorm(), "frobenius": FrobeniusNorm(), "diagonal": L1Norm()}
