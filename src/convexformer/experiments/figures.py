@@ -40,7 +40,7 @@ def token_map(path: Path, best: int, file: FilePath) -> FilePath:
 
 def path_curves(stories: dict[str, tuple[Path, list[float]]], file: FilePath) -> FilePath:
     """Draw test accuracy of every head, and the active share of tokens where heads tell them apart, along the path."""
-    figure = Figure(figsize=(9.2, 3.6), layout="constrained")
+    figure = Figure(figsize=(9.2, 4.1), layout="constrained")
     left, right = figure.subplots(1, 2)
     for name, (path, accuracies) in stories.items():
         ratios = np.array(path.betas) / path.beta_max
@@ -56,8 +56,7 @@ def path_curves(stories: dict[str, tuple[Path, list[float]]], file: FilePath) ->
         axis.invert_xaxis()
         axis.set_xlabel("beta / beta_max")
         axis.grid(alpha=0.3)
-    left.legend(fontsize=8)
-    right.legend(fontsize=8)
+    figure.legend(*left.get_legend_handles_labels(), loc="outside lower center", ncols=5, fontsize=8)
     figure.savefig(file, dpi=150)
     return file
 
@@ -74,6 +73,8 @@ def convergence(solution: Solution, curves: dict[str, list[float]], file: FilePa
     left.set_xlabel("FISTA iteration, from zero")
     left.set_ylabel("objective")
     left.set_title("the optimum lies in the shaded band")
+    if min(record.dual for record in history) > 0:
+        left.set_yscale("log")
     left.legend()
     right.plot(steps, [max(r.relative_gap, 1e-12) for r in history], "k", label="certified gap, convexformer")
     for name, curve in curves.items():
