@@ -160,7 +160,9 @@ def _rounding(problem: Problem, fit: Fit, point: DualPoint, primal: float) -> fl
     """Return an allowance for the rounding of float64 sums, so that the dual value errs on the safe side."""
     eps = torch.finfo(torch.float64).eps
     terms = float((problem.w * problem.loss.conjugate(point.scale * fit.U, problem.Y)).abs().sum())
-    slack = 64 * eps * (abs(primal) + terms)
+    # sums over samples and singular values of large matrices round more than small ones
+    growth = math.sqrt(max(problem.Y.shape[0], *problem.operator.weight_shape))
+    slack = (64 + growth) * eps * (abs(primal) + terms)
     if fit.intercept is not None:
         left = fit.V.sum(0).abs()
         if float(left.max()) > 1e-6 * float(fit.V.abs().sum()) + 1e-12 * float(problem.w.sum()):
