@@ -84,7 +84,7 @@ class Problem:
         self.Y, self.w = self._targets.Y, self._targets.w
         self._intercept_start = self.Y.new_zeros(self.layout.n_outputs)
         self.offset = 0.0
-        self._shared: dict[str, Any] = {}  # what problems that differ in beta alone have in common
+        self.shared: dict[str, Any] = {}  # what problems that differ in beta alone have in common
         self.beta = float(beta) if beta is not None else self._beta_from_ratio(float(beta_ratio or 0))
 
     # ------------------------------------------------------------------ the terms of the formula
@@ -139,10 +139,10 @@ class Problem:
         """
         if self.loss.name != "squared" or self.intercept:
             return self
-        if "small" not in self._shared:  # the same at every beta, so a path compresses once
+        if "small" not in self.shared:  # the same at every beta, so a path compresses once
             like = self.operator.like
-            self._shared["small"] = self.operator.compressed(self.Y.to(like.dtype), self.w.to(like.dtype))
-        small = self._shared["small"]
+            self.shared["small"] = self.operator.compressed(self.Y.to(like.dtype), self.w.to(like.dtype))
+        small = self.shared["small"]
         if small is None:
             return self
         twin = copy.copy(self)
@@ -160,6 +160,13 @@ class Problem:
         twin.operator = FactoredView(self.operator)
         return twin
 
+    def restricted(self, tokens: Tensor, dtype: torch.dtype) -> Problem:
+        """Return the problem on some token positions alone, all others being zero; for solvers."""
+        twin = copy.copy(self)
+        twin.operator = self.operator.restricted(tokens).to(dtype=dtype)
+        twin.shared = {}
+        return twin
+
     def reference(self) -> Problem:
         """Return the same problem in float64, from the tokens up: what certificates are computed with."""
         if self.tokens.X.dtype == torch.float64:
@@ -168,7 +175,7 @@ class Problem:
         for cached in ("operator", "beta_max"):
             twin.__dict__.pop(cached, None)
         twin.tokens = self.tokens.to(dtype=torch.float64)
-        twin._shared = {}
+        twin.shared = {}
         return twin
 
     # ------------------------------------------------------------------ inside

@@ -23,7 +23,7 @@ from convexformer.data.tokens import as_tensor
 from convexformer.gauges import Gauge, Penalty, PolarKind
 from convexformer.losses import Loss
 from convexformer.losses.base import QuadraticConjugateLoss
-from convexformer.operators import BilinearOperator, LowRank, Operator
+from convexformer.operators import BilinearOperator, LowRank, Operator, TokenFeatures
 from convexformer.problem import Problem
 from convexformer.solution import Record, Solution
 from convexformer.solvers import solve
@@ -47,6 +47,8 @@ def check_operator(operator: Operator, seed: int = 0) -> None:
     _equal("A(2 Z - Z'/2) and 2 A Z - A Z'/2", mixed, apart, slack * float(1 + apart.abs().max()))
     if isinstance(operator, BilinearOperator):
         _check_factors(operator, Z, AZ, V, AtV, slack)
+    if (parts := operator.token_features()) is not None:
+        _check_slices(operator, parts, Z, V, AtV, slack)
     p, r = math.prod(operator.weight_shape), math.prod(operator.output_shape)
     if p * r > DENSE_LIMIT:
         return
@@ -58,6 +60,28 @@ def check_operator(operator: Operator, seed: int = 0) -> None:
     exact, estimate = float(torch.linalg.matrix_norm(A, 2)) ** 2, operator.norm_squared()
     _at_most("norm_squared() against ||A||^2", estimate, exact, slack * exact)
     _at_most("half of ||A||^2 against norm_squared()", 0.5 * exact, estimate, slack * exact)
+
+
+def _check_slices(operator: Operator, parts: TokenFeatures, Z: Tensor, V: Tensor, AtV: Tensor, slack: float) -> None:
+    """The parts make up the operator; on some tokens alone it is what it is with the others at zero."""
+    X, gates = parts.features, parts.gates
+    one = Z if gates is not None else Z[None]
+    D = X.new_ones(len(X), 1) if gates is None else gates
+    whole = torch.einsum("ru,rka,ukac->rc", D, X, one)
+    _equal("A Z and the sum over token features", operator.apply(Z), whole, slack * float(1 + whole.abs().max()))
+    some = torch.arange(0, X.shape[1], 2, device=Z.device)
+    alone = torch.zeros_like(Z).index_copy(-3, some, Z.index_select(-3, some))
+    part = operator.restricted(some)
+    scale = slack * float(1 + whole.abs().max())
+    _equal(
+        "A on some tokens and A with the others zero",
+        part.apply(Z.index_select(-3, some)),
+        operator.apply(alone),
+        scale,
+    )
+    _equal(
+        "A^T on some tokens and its slices", part.adjoint(V), AtV.index_select(-3, some), slack * float(1 + AtV.norm())
+    )
 
 
 def check_loss(loss: Loss, Y: Any, seed: int = 0) -> None:
@@ -81,6 +105,7 @@ def check_loss(loss: Loss, Y: Any, seed: int = 0) -> None:
         _equal("finite differences of value and <gradient, D>", slope, (U * D).sum(1), 1e-5 * size)
         rise, run = (U - U2).norm(dim=1), (F - G).norm(dim=1)
         _at_most("|gradient(F) - gradient(G)| against curvature |F - G|", rise, loss.curvature * run, 1e-9 * size)
+        _check_curvatures(loss, F, D, encoded, h, size)
         equality = value + loss.conjugate(U, encoded)
         _equal("L(f) + L*(u) and <u, f> at u = gradient(f)", equality, (U * F).sum(1), 1e-9 * size)
         for V in (0 * U, U2, 0.3 * U2, 0.6 * U + 0.4 * U2):
@@ -92,6 +117,18 @@ def check_loss(loss: Loss, Y: Any, seed: int = 0) -> None:
             b = loss.best_intercept(F, encoded, w, start)
             left = (w[:, None] * loss.gradient(F + b, encoded)).sum(0)
             _equal("sum_i w_i gradient_i at the best intercept, and zero,", left, 0 * left, 1e-9 * float(w.sum()))
+
+
+def _check_curvatures(loss: Loss, F: Tensor, D: Tensor, Y: Tensor, h: float, size: float) -> None:
+    """Finite differences of the gradient and the Hessian that ``curvatures`` stands for, away from kinks."""
+    H = loss.curvatures(F, Y)
+    _same_shape("curvatures", H, tuple(F.shape))
+    product = H * D if loss.separable else H * D - H * (H * D).sum(1, keepdim=True)
+    change = (loss.gradient(F + h * D, Y) - loss.gradient(F - h * D, Y)) / (2 * h)
+    smooth = loss.curvatures(F + h * D, Y) - loss.curvatures(F - h * D, Y)
+    calm = smooth.abs().amax(1) < 0.1
+    _require(bool(calm.float().mean() > 0.5), "curvatures jump nearly everywhere")
+    _equal("finite differences of gradient and the Hessian", change[calm], product[calm], 1e-4 * size)
 
 
 def check_penalty(penalty: Penalty, shape: tuple[int, ...], seed: int = 0) -> None:
@@ -127,6 +164,14 @@ def check_gauge(gauge: Gauge, shape: tuple[int, ...], seed: int = 0) -> None:
         _equal(f"g({t} Z) and |{t}| g(Z)", gauge.value(t * Z), abs(t) * value, 1e-10 * value)
         scaled, one = gauge.polar(t * M).value, gauge.polar(M).value
         _equal(f"polar({t} M) and |{t}| polar(M)", scaled, abs(t) * one, 1e-9 * one)
+    if (parts := gauge.slice_polars(M)) is not None:
+        _same_shape("slice_polars", parts, tuple(shape[:-2]))
+        _equal(
+            "the largest of slice_polars(M) and polar(M)", parts.max(), gauge.polar(M).value, 1e-9 * float(parts.max())
+        )
+    if gauge.column_groups:
+        columns = torch.linalg.vector_norm(Z, dim=-2).sum()
+        _equal("g(Z) and the sum of the norms of columns", gauge.value(Z), columns, 1e-10 * value)
     for matrix in (M, Z, M * (M > 0.5)):
         polar, atom = gauge.polar(matrix), gauge.atom(matrix)
         _same_shape("atom", atom, shape)

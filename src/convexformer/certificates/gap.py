@@ -91,10 +91,16 @@ def dual_point(problem: Problem, fit: Fit, *, quick: bool = False) -> DualPoint:
     """
     M = problem.operator.dual_matrix(fit.V)
     limit, polar = problem.penalty.scale_limit(M, problem.beta, quick=quick)
+    value, scale = dual_value(problem, fit, limit)
+    own = scale**2 * problem.penalty.conjugate(M, problem.beta)  # zero for a gauge, quadratic for a ridge
+    return DualPoint(value - own, scale, polar, M)
+
+
+def dual_value(problem: Problem, fit: Fit, limit: float) -> tuple[float, float]:
+    """Return the loss's part of the dual at the best scale of ``V`` up to ``limit``, and that scale."""
     scale = problem.loss.dual_scale(fit.U, problem.Y, problem.w, limit)
     conjugate = float((problem.w * problem.loss.conjugate(scale * fit.U, problem.Y)).sum())
-    own = scale**2 * problem.penalty.conjugate(M, problem.beta)  # zero for a gauge, quadratic for a ridge
-    return DualPoint(problem.offset - conjugate - own, scale, polar, M)
+    return problem.offset - conjugate, scale
 
 
 def certificate(problem: Problem, weights: Weights) -> Certificate:

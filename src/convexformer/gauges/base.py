@@ -41,6 +41,8 @@ class Penalty(ABC):
 
     sparse: ClassVar[bool] = True
     """Whether ``Z = 0`` is optimal at some finite beta."""
+    column_groups: bool = False
+    """Whether ``g(Z)`` is the sum of the l2 norms of the columns of all slices of ``Z: (..., d, c)``."""
 
     @abstractmethod
     def value(self, Z: Any) -> Tensor:
@@ -60,6 +62,10 @@ class Penalty(ABC):
     @abstractmethod
     def conjugate(self, M: Any, beta: float) -> float:
         """``(beta g)*(M)``, given that ``M`` was scaled by :meth:`scale_limit`."""
+
+    def slice_polars(self, M: Tensor) -> Tensor | None:
+        """Return the polar of each slice of ``M: (..., d, c)``, shape ``(...,)``, where ``g`` is a sum over slices."""
+        return None
 
     def factor_weight(self) -> float | None:
         """Return ``a`` when ``g(Z) = min a/2 (|U|^2 + |V|^2)`` over factors of each block of ``Z``; else None."""

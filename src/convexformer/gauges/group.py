@@ -24,6 +24,7 @@ class GroupNorm(Gauge):
 
     def __init__(self, groups: str = "class_token") -> None:
         self.groups = one_of("groups", groups, ("class_token", "token"))
+        self.column_groups = self.groups == "class_token"
         self._axes = (-2,) if groups == "class_token" else (-2, -1)
 
     def norms(self, Z: Tensor) -> Tensor:
@@ -38,6 +39,10 @@ class GroupNorm(Gauge):
         """Shrink each group's norm by ``step``."""
         norms = self.norms(Z)
         return Z * (1 - step / norms.clamp_min(step)) if step > 0 else Z
+
+    def slice_polars(self, M: Tensor) -> Tensor:
+        """Return the largest group norm in each slice."""
+        return self.norms(M).amax((-2, -1))
 
     def polar(self, M: Tensor) -> Polar:
         """Return the largest group norm: exact, so it may certify."""

@@ -52,6 +52,10 @@ class NuclearNorm(Gauge):
         found = Polar(largest(M)) if isinstance(M, Tensor) else bound(M)
         return Polar(found.value / self.scale, found.kind, found.confidence)
 
+    def slice_polars(self, M: Tensor) -> Tensor:
+        """Return the largest singular value of each slice."""
+        return torch.linalg.eigvalsh(gram(M.double()))[..., -1].clamp_min(0).sqrt().to(M.dtype) / self.scale
+
     def quick_polar(self, M: Any) -> Polar:
         """Return an estimate for steering a solver; a lower bound where the exact value would cost much."""
         found = Polar(largest(M)) if isinstance(M, Tensor) else estimate(M)

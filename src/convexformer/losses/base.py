@@ -25,6 +25,8 @@ class Loss(ABC):
     name: ClassVar[str]
     curvature: ClassVar[float]
     """Lipschitz constant of the gradient, in the l2 norm of one row of outputs."""
+    separable: ClassVar[bool] = False
+    """Whether the loss is a sum over outputs."""
 
     @abstractmethod
     def encode(self, Y: Tensor) -> Tensor:
@@ -37,6 +39,10 @@ class Loss(ABC):
     @abstractmethod
     def gradient(self, F: Tensor, Y: Tensor) -> Tensor:
         """``(R, c)`` the gradient of each row's loss in its outputs."""
+
+    @abstractmethod
+    def curvatures(self, F: Tensor, Y: Tensor) -> Tensor:
+        """``(R, c)`` what makes up each row's Hessian: ``h`` for ``diag(h)``; ``q`` for ``diag(q) - q q^T`` of a softmax."""
 
     @abstractmethod
     def conjugate(self, U: Tensor, Y: Tensor) -> Tensor:
@@ -72,6 +78,8 @@ class Loss(ABC):
 class SeparableLoss(Loss):
     """A loss that is a sum over outputs; the intercept is then one root a column."""
 
+    separable = True
+
     @abstractmethod
     def curvatures(self, F: Tensor, Y: Tensor) -> Tensor:
         """``(R, c)`` the second derivatives, where they exist."""
@@ -79,16 +87,25 @@ class SeparableLoss(Loss):
     def best_intercept(self, F: Tensor, Y: Tensor, w: Tensor, start: Tensor) -> Tensor:
         """Find the root of each column's derivative by Newton steps kept inside a bracket."""
         W = w[:, None]
+        reach = self.curvature * (W * torch.maximum(F.abs(), Y.abs())).sum(0)
 
         def slope(b: Tensor) -> tuple[Tensor, Tensor]:
             G = W * self.gradient(F + b, Y)
-            return G.sum(0), G.abs().sum(0)
+            # a gradient is the difference of outputs and targets, so it is no more exact than they are
+            return G.sum(0), G.abs().sum(0) + reach + self.curvature * w.sum() * b.abs()
 
         eps = torch.finfo(F.dtype).eps
         b = start.clone()
         h, size = slope(b)
-        if bool((h.abs() <= 4 * eps * size).all()):
-            return b
+        for _ in range(10):  # near the root, as in an iteration, Newton alone gets there
+            if bool((h.abs() <= 4 * eps * size).all()):
+                return b
+            trial = b - h / (W * self.curvatures(F + b, Y)).sum(0).clamp_min(1e-300)
+            h_trial, size = slope(trial)
+            if not bool((h_trial.abs() <= 0.5 * h.abs()).all()):
+                break
+            b, h = trial, h_trial
+        h, size = slope(b)
         low, high = _bracket(lambda b: slope(b)[0], b)
         for _ in range(200):
             settled = (h.abs() <= 4 * eps * size) | (high - low <= 2 * eps * b.abs())

@@ -53,6 +53,10 @@ class CrossEntropy(Loss):
         """``softmax(f) - p``."""
         return F.softmax(1) - Y
 
+    def curvatures(self, F: Tensor, Y: Tensor) -> Tensor:
+        """``q = softmax(f)``: the Hessian of a row is ``diag(q) - q q^T``."""
+        return F.softmax(1)
+
     def conjugate(self, U: Tensor, Y: Tensor) -> Tensor:
         """Return the negative entropy of ``q = u + p``."""
         Q = U + Y

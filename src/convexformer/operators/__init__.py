@@ -1,6 +1,6 @@
 """Operators: matrix-free maps from weights to outputs, with their adjoints."""
 
-from convexformer.operators.base import Operator
+from convexformer.operators.base import Operator, TokenFeatures
 from convexformer.operators.bilinear import BilinearOperator, FactoredView, ImplicitMatrix
 from convexformer.operators.combined import SumOperator
 from convexformer.operators.dense import DenseOperator
@@ -24,4 +24,5 @@ __all__ = [
     "Operator",
     "SelfAttentionOperator",
     "SumOperator",
+    "TokenFeatures",
 ]

@@ -8,7 +8,7 @@ from typing import final
 import torch
 from torch import Tensor
 
-from convexformer.operators.base import Operator
+from convexformer.operators.base import Operator, TokenFeatures, gather_tokens, times
 
 
 @final
@@ -35,12 +35,18 @@ class DenseOperator(Operator):
         return self.features
 
     def apply(self, Z: Tensor) -> Tensor:
-        """``Phi Z``: O(R p c)."""
-        return self.features @ Z.reshape(self.features.shape[1], -1)
+        """``Phi Z``: O(R p c), or less where most token slices of ``Z`` are zero."""
+        if (parts := self.token_features()) is not None and (few := sparse_tokens(Z)) is not None:
+            X = parts.features
+            out = X.new_zeros(self.output_shape)
+            for k in few:
+                out.addmm_(X[:, k], Z[k])
+            return out
+        return times(self.features, Z.reshape(self.features.shape[1], -1))
 
     def adjoint(self, V: Tensor) -> Tensor:
         """``Phi^T V``: O(R p c)."""
-        return (self.features.T @ V).reshape(self.weight_shape)
+        return times(self.features.T, V).reshape(self.weight_shape)
 
     def compressed(self, Y: Tensor, w: Tensor) -> tuple[Operator, Tensor] | None:
         """The triangular factor of the weighted features, where there are more rows than columns."""
@@ -51,6 +57,25 @@ class DenseOperator(Operator):
         Q, T = torch.linalg.qr(root * self.features)
         return DenseOperator(T, self.axes, self.n_outputs, self.columns), Q.T @ (root * Y)
 
+    def token_features(self) -> TokenFeatures | None:
+        """The tokens, where the features are tokens side by side."""
+        if len(self.axes) != 2 or self.columns is not None:
+            return None
+        return TokenFeatures(self.features.view(-1, *self.axes), None)
+
+    def restricted(self, tokens: Tensor) -> DenseOperator:
+        """The same map on some of the tokens; their features are copied."""
+        part = gather_tokens(self.features, self.axes, tokens)
+        return DenseOperator(part, (len(tokens), self.axes[1]), self.n_outputs)
+
     def to(self, *, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> DenseOperator:
         """Move the features."""
         return DenseOperator(self.features.to(device=device, dtype=dtype), self.axes, self.n_outputs, self.columns)
+
+
+def sparse_tokens(Z: Tensor) -> list[int] | None:
+    """Return the tokens of ``Z: (s, d, c)`` that are not zero, on a CPU and where they are few; else None."""
+    if Z.is_cuda or len(Z) < 8:
+        return None
+    found = Z.flatten(1).any(1).nonzero()[:, 0].tolist()
+    return found if 2 * len(found) <= len(Z) else None

@@ -8,7 +8,7 @@ from typing import final
 import torch
 from torch import Tensor
 
-from convexformer.operators.base import Operator
+from convexformer.operators.base import Operator, TokenFeatures, gather_tokens, times
 
 
 @final
@@ -38,13 +38,22 @@ class GatedOperator(Operator):
         """One product with all gates side by side, then a gated sum: O(R p g c)."""
         (R, p), g, c = self.features.shape, self.gates.shape[1], self.weight_shape[-1]
         wide = Z.reshape(g, p, c).transpose(0, 1).reshape(p, g * c)
-        return torch.einsum("rgc,rg->rc", (self.features @ wide).view(R, g, c), self.gates)
+        return torch.einsum("rgc,rg->rc", times(self.features, wide).reshape(R, g, c), self.gates)
 
     def adjoint(self, V: Tensor) -> Tensor:
         """``A_g^T V = Phi^T (D_g * V)``, all gates in one product."""
         (R, p), g, c = self.features.shape, self.gates.shape[1], self.weight_shape[-1]
         masked = (self.gates[:, :, None] * V[:, None, :]).view(R, g * c)
-        return (self.features.T @ masked).view(p, g, c).transpose(0, 1).reshape(self.weight_shape)
+        return times(self.features.T, masked).reshape(p, g, c).transpose(0, 1).reshape(self.weight_shape)
+
+    def token_features(self) -> TokenFeatures | None:
+        """Tokens and gates, where the features are tokens side by side."""
+        return TokenFeatures(self.features.view(-1, *self.axes), self.gates) if len(self.axes) == 2 else None
+
+    def restricted(self, tokens: Tensor) -> GatedOperator:
+        """The same map on some of the tokens; their features are copied, the gates shared."""
+        part = gather_tokens(self.features, self.axes, tokens)
+        return GatedOperator(part, self.gates, (len(tokens), self.axes[1]), self.weight_shape[-1])
 
     def to(self, *, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> GatedOperator:
         """Move features and gates."""

@@ -25,12 +25,14 @@ from convexformer.solvers.fista import fista
 from convexformer.solvers.monitor import Callback, Monitor
 from convexformer.solvers.progress import GapBar
 from convexformer.solvers.staircase import staircase
+from convexformer.solvers.working_set import working_set
 from convexformer.threads import few_threads
 
 Solver = Callable[[Problem, Weights, Monitor], None]
 
-SOLVERS: dict[str, Solver] = {"fista": fista, "staircase": staircase}
+SOLVERS: dict[str, Solver] = {"fista": fista, "staircase": staircase, "working_set": working_set}
 MAX_ITER = 20_000
+LARGE = 1 << 20  # samples times weights from which on working sets pay
 SMALL = 1 << 11  # a dense Z of so many numbers is FISTA's; beyond, factors pay
 
 
@@ -58,6 +60,11 @@ def solve(
         raise ValueError(
             f"solver='staircase' works on factors of a nuclear norm; the penalty of this {problem.head.name} head is "
             f"{problem.penalty!r}. Use solver='fista' or 'auto'."
+        )
+    if name == "working_set" and not _slices(problem):
+        raise ValueError(
+            f"solver='working_set' works on heads with weights of their own for each token position, such as 'attention'; "
+            f"this {problem.head.name} head has none. Use solver='auto'."
         )
     if problem.penalty.sparse and problem.beta > problem.beta_max * (1 + 1e-9):
         warnings.warn(
@@ -109,7 +116,7 @@ def solve(
 
 def _run(name: str, problem: Problem, start: Weights, monitor: Monitor) -> None:
     """Give the solver the problem in the form that suits it."""
-    inner = problem.compressed() if name == "fista" else problem.factored()
+    inner = {"fista": problem.compressed, "staircase": problem.factored}.get(name, lambda: problem)()
     monitor.watch(inner, problem)
     SOLVERS[name](inner, start, monitor)
 
@@ -125,13 +132,23 @@ def _finish(name: str, problem: Problem, monitor: Monitor) -> None:
 
 
 def _choose(problem: Problem) -> str:
-    """Factors for large matrices, and on a GPU, where thresholding singular values is slow; FISTA for the rest."""
+    """Working sets for tokens, factors for large matrices (and on a GPU, where thresholding is slow), FISTA for the rest."""
     A = problem.operator
+    if not A.like.is_cuda and _slices(problem) and A.output_shape[0] * math.prod(A.weight_shape) > LARGE:
+        return "working_set"
     if problem.penalty.factor_weight() is None:
         return "fista"
     if isinstance(A, BilinearOperator):
         return "staircase" if A.size > SMALL else "fista"
     return "staircase" if A.like.is_cuda and min(A.weight_shape[-2:]) > 16 else "fista"
+
+
+def _slices(problem: Problem) -> bool:
+    """Tell whether the weights come in slices of tokens, and the penalty is a sum over them."""
+    if problem.operator.token_features() is None:
+        return False
+    shape = problem.operator.weight_shape
+    return problem.penalty.slice_polars(problem.operator.like.new_zeros(shape)) is not None
 
 
 def _start(problem: Problem, warm_start: Any, *, factors: bool) -> Weights:

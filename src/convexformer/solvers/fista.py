@@ -3,16 +3,26 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from convexformer.architecture import Weights
 from convexformer.problem import Fit, Problem
-from convexformer.solvers.monitor import Monitor
 
 
-def fista(problem: Problem, start: Weights, monitor: Monitor) -> None:
+class Watcher(Protocol):
+    """What an iteration needs of whoever watches it: when to go on, and to be shown each point."""
+
+    def __iter__(self) -> Iterator[int]: ...
+
+    def see(self, Z: Any, fit: Fit) -> None:
+        """Look at the point ``Z``, whose loss is ``fit``."""
+
+
+def fista(problem: Problem, start: Weights, monitor: Watcher) -> None:
     """FISTA (Beck and Teboulle 2009) with backtracking and adaptive restart (O'Donoghue and Candes 2015).
 
     An iteration costs one product with the operator and one with its adjoint: outputs are linear in the weights, so

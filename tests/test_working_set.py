@@ -1,0 +1,210 @@
+"""The working-set solver: the same optimum as FISTA, no token lost, whatever the sizes of the sets."""
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import convexformer as cf
+from cases import HEADS, LOSSES, random_data
+from convexformer.operators import DenseOperator
+from convexformer.solvers import accelerated_rounds, block_descent, compiled, working_set
+from convexformer.solvers.block_descent import BlockStore
+
+RNG = np.random.default_rng(31)
+ATTENTION = {name: case for name, case in HEADS.items() if "attention" in name}
+
+
+def sparse_data(rng, n=60, s=24, d=3, c=3, used=3):
+    """Tokens of which ``used`` positions decide the outputs, shifted so that an intercept matters."""
+    X = rng.standard_normal((n, s, d)) + 0.3
+    Z = np.zeros((s, d, c))
+    Z[rng.choice(s, used, replace=False)] = rng.standard_normal((used, d, c))
+    return X, np.einsum("nsd,sdc->nc", X, Z) + 0.3 * rng.standard_normal((n, c))
+
+
+def support(solution):
+    """The groups that are not zero, ``([g,] s, c)``."""
+    return solution.dense().norm(dim=-2) > 0
+
+
+@pytest.fixture
+def small_sets(monkeypatch):
+    """Working sets of a single slice at first, so that everything has to be found out."""
+    monkeypatch.setattr(working_set, "FEWEST", 1)
+    monkeypatch.setattr(working_set, "PART", 10**9)
+
+
+@pytest.mark.parametrize("option", ["plain", "all"])
+@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.parametrize("head", ATTENTION)
+def test_working_sets_reach_the_optimum_of_fista(head, loss, option, small_sets):
+    data = random_data(HEADS[head], LOSSES[loss], option, np.random.default_rng(5), n=30, s=7)
+    head = HEADS[head].build(data.gates)
+    tolerance = 1e-6 if "0.3" in loss else 1e-8  # nearly linear: slow for both
+    for ratio in (0.5, 0.03):
+        problem = cf.Problem(head, data.X, data.Y, beta_ratio=ratio, **data.options)
+        ours, theirs = (cf.solve(problem, tolerance, solver=name) for name in ("working_set", "fista"))
+        assert ours.status is cf.Status.CONVERGED
+        assert ours.certificate.relative_gap <= tolerance
+        assert ours.objective == pytest.approx(theirs.objective, rel=2 * tolerance)
+
+
+@settings(max_examples=40)
+@given(
+    seed=st.integers(0, 10**6),
+    loss=st.sampled_from(["squared", "huber", "cross_entropy", "logistic", "squared_hinge"]),
+    ratio=st.floats(0.02, 0.9),
+    gated=st.booleans(),
+    intercept=st.booleans(),
+    first=st.integers(1, 8),
+)
+def test_screening_never_discards_an_active_group(seed, loss, ratio, gated, intercept, first):
+    rng = np.random.default_rng(seed)
+    X, F = sparse_data(rng)
+    sign = np.where(F[:, 0] > np.median(F[:, 0]), 1.0, -1.0)
+    Y = {"squared": F, "huber": F[:, 0], "cross_entropy": F.argmax(1)}.get(loss, sign)
+    head = cf.heads.Attention(activation="gated_relu" if gated else "linear", gates=2)
+    problem = cf.Problem(head, X, Y, beta_ratio=ratio, loss=loss, intercept=intercept)
+    reference = cf.solve(problem, tolerance=1e-9, solver="fista", max_iter=60_000)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(working_set, "FEWEST", first)
+        patch.setattr(working_set, "PART", 10**9)
+        solution = cf.solve(problem, tolerance=1e-9, solver="working_set")
+    # by strong convexity of the dual, a group at beta may be zero or not; one well inside is surely active
+    norms = reference.dense().norm(dim=-2)
+    surely = norms > 1e-3 * norms.max()
+    assert bool(support(solution)[surely].all())
+    assert solution.objective == pytest.approx(reference.objective, rel=2e-9)
+
+
+def test_blocks_are_minimised_exactly():
+    X = torch.from_numpy(RNG.standard_normal((50, 1, 6)))
+    y = torch.from_numpy(RNG.standard_normal(50))
+    problem = cf.Problem("attention", X, y, beta_ratio=0.3)
+    solution = cf.solve(problem, tolerance=1e-12, solver="working_set")
+    z = solution.dense()[0, :, 0]
+    gradient = X[:, 0].T @ (X[:, 0] @ z - y)
+    assert torch.allclose(gradient, -problem.beta * z / z.norm(), atol=1e-9 * problem.beta)
+    assert solution.n_iter <= 4  # one block: a sweep is the solution, the rest is float32
+
+
+@pytest.mark.parametrize("loss", ["squared", "cross_entropy"])
+def test_sweeps_never_raise_the_objective(loss):
+    X, F = sparse_data(RNG)
+    problem = cf.Problem("attention", X, F if loss == "squared" else F.argmax(1), beta_ratio=0.1, intercept=True)
+    kind = working_set._rounds(problem)
+    Z = problem.operator.zeros()
+    fit = problem.fit(problem.operator.apply(Z))
+    descent = kind(problem, Z, fit)
+    groups = np.arange(len(descent.Z))
+    descent.store.load(np.arange(24))
+    values = [descent._value(descent.S, descent.Z, groups)]
+    for _ in range(12):
+        descent._sweep(groups)
+        values.append(descent._value(descent.S, descent.Z, groups))
+    assert all(b <= a + 1e-12 * values[0] for a, b in pairwise(values))
+    weights = torch.from_numpy(descent.Z).view(24, 3, 3).transpose(1, 2)
+    exact = problem.fit(problem.operator.apply(weights)).value + problem.beta * float(problem.penalty.value(weights))
+    assert values[-1] == pytest.approx(exact, rel=1e-6)  # the state has kept up with the weights
+
+
+def test_only_tokens_that_were_in_a_working_set_are_copied():
+    X, F = sparse_data(RNG, n=200, s=80, used=2)
+    problem = cf.Problem("attention", X, F[:, 0], beta_ratio=0.7)
+    solution = cf.solve(problem, tolerance=1e-6, solver="working_set")
+    filled = BlockStore.of(problem).filled
+    assert 0 < filled.sum() <= 40
+    assert bool(filled[support(solution).any(1).numpy()].all())
+
+
+def test_a_path_shares_its_features_and_starts_where_it_stopped(small_sets):
+    X, F = sparse_data(RNG)
+    problem = cf.Problem("attention", X, F[:, 0], beta_ratio=0.1)
+    first = cf.solve(problem, tolerance=1e-6, solver="working_set")
+    store = BlockStore.of(problem)
+    near = problem.with_beta(0.95 * problem.beta)
+    warm = cf.solve(near, tolerance=1e-6, solver="working_set", warm_start=first)
+    assert BlockStore.of(near) is store
+    assert warm.history[0].relative_gap < 0.1
+    cold = cf.solve(near, tolerance=1e-6, solver="working_set")
+    assert warm.n_iter < cold.n_iter
+    assert warm.objective == pytest.approx(cold.objective, rel=2e-6)
+
+
+def test_float32_tokens_end_with_a_float64_certificate():
+    X, F = sparse_data(RNG)
+    for loss, Y in (("squared", F), ("cross_entropy", F.argmax(1))):
+        problem = cf.Problem("attention", X, Y, beta_ratio=0.1, loss=loss, dtype=torch.float32)
+        solution = cf.solve(problem, tolerance=1e-6, solver="working_set")
+        assert solution.status is cf.Status.CONVERGED
+        assert cf.certify(solution, problem).relative_gap <= 1e-6
+
+
+@pytest.mark.parametrize("why", ["no compiler", "wide tokens"])
+def test_without_blocks_the_rounds_are_accelerated(why, monkeypatch, small_sets):
+    if why == "no compiler":
+        monkeypatch.setattr(compiled, "available", False)
+    else:
+        monkeypatch.setattr(working_set, "WIDEST", 2)
+    X, F = sparse_data(RNG)
+    problem = cf.Problem("attention", X, F.argmax(1), beta_ratio=0.1, intercept=True)
+    assert working_set._rounds(problem) is accelerated_rounds.AcceleratedRounds
+    solution = cf.solve(problem, tolerance=1e-7, solver="working_set")
+    assert solution.objective == pytest.approx(cf.solve(problem, 1e-7, solver="fista").objective, rel=2e-7)
+    assert BlockStore.__name__ not in map(str, problem.shared)
+
+
+def test_auto_takes_working_sets_for_many_tokens_and_fista_for_few():
+    X = RNG.standard_normal((300, 40, 100))
+    Y = RNG.standard_normal(300)
+    assert cf.solve(cf.Problem("attention", X, Y, beta_ratio=0.5)).solver == "working_set"
+    assert cf.solve(cf.Problem("attention", X[:, :4, :3], Y, beta_ratio=0.5)).solver == "fista"
+    assert cf.solve(cf.Problem("mlp", X, Y, beta_ratio=0.5)).solver != "working_set"
+
+
+def test_heads_without_token_slices_are_refused():
+    problem = cf.Problem("mlp", RNG.standard_normal((10, 3, 2)), RNG.standard_normal(10), beta_ratio=0.1)
+    with pytest.raises(ValueError, match="weights of their own for each token position"):
+        cf.solve(problem, solver="working_set")
+
+
+def test_time_limits_and_callbacks_hold_within_rounds():
+    X, F = sparse_data(RNG, n=300, s=60, d=8)
+    problem = cf.Problem("attention", X, F, beta_ratio=1e-3)
+    with pytest.warns(Warning, match="max_time"):
+        solution = cf.solve(problem, tolerance=1e-13, solver="working_set", max_time=0.2)
+    assert solution.status is cf.Status.MAX_TIME
+    stopped = cf.solve(problem, solver="working_set", callback=lambda record, weights: record.iteration == 1)
+    assert stopped.status is cf.Status.INTERRUPTED
+    assert stopped.n_iter == 1
+
+
+def test_sparse_weights_are_applied_token_by_token():
+    A = DenseOperator(torch.from_numpy(RNG.standard_normal((9, 20 * 3))), (20, 3), 2)
+    Z = A.zeros()
+    Z[[2, 11]] = torch.from_numpy(RNG.standard_normal((2, 3, 2)))
+    assert torch.allclose(A.apply(Z), A.features @ Z.reshape(60, 2))
+    assert torch.equal(A.apply(A.zeros()), torch.zeros(9, 2, dtype=torch.float64))
+
+
+def test_a_sweep_survives_tokens_of_zeros_and_repeated_columns():
+    X, F = sparse_data(RNG)
+    X[:, 3] = 0.0
+    X[:, 5, 1] = X[:, 5, 0]
+    X[:, 6] = 1.0  # constant: the intercept takes it all
+    for intercept in (False, True):
+        problem = cf.Problem("attention", X, F, beta_ratio=0.05, intercept=intercept)
+        solution = cf.solve(problem, tolerance=1e-8, solver="working_set")
+        assert solution.certificate.relative_gap <= 1e-8
+        assert not bool(support(solution)[3].any())
+
+
+def test_rounds_give_up_when_nothing_is_gained(monkeypatch):
+    monkeypatch.setattr(block_descent, "PATIENCE", 1)
+    X, F = sparse_data(RNG)
+    problem = cf.Problem("attention", X, F, beta_ratio=0.05)
+    assert cf.solve(problem, tolerance=1e-8, solver="working_set").certificate.relative_gap <= 1e-8
