@@ -1,6 +1,7 @@
 """The experiments by name. Each is a function ``run(output, *, quick, console) -> dict`` that writes a folder.
 
-The result holds ``"certified"``: whether every optimum is certified and every claim that the experiment checks held.
+The result holds ``"certified"``: whether every optimum is certified and, for ``implicit-bias``, every prediction held.
+Those on trained stacks take a ``preset`` as well, and set claims beside measurements without judging a run by them.
 """
 
 from __future__ import annotations
@@ -10,9 +11,10 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, final
 
-from convexformer.registry import unknown
+from convexformer.registry import one_of, unknown
 
 Run = Callable[..., dict[str, Any]]
+PRESETS = ("tuned", "paper", "report", "all")
 
 
 @final
@@ -22,6 +24,8 @@ class Experiment:
 
     target: str
     help: str
+    presets: tuple[str, ...] = ()
+    """The settings to choose from; empty where there is one."""
 
     def load(self) -> Run:
         """Import the function that runs it."""
@@ -29,11 +33,35 @@ class Experiment:
         run: Run = getattr(import_module(module), function)
         return run
 
+    def options(self, preset: str | None) -> dict[str, str]:
+        """Return the keyword for a preset; none was given: none."""
+        if preset is None:
+            return {}
+        if not self.presets:
+            raise ValueError(f"preset={preset!r} was given; this experiment has no presets. Leave --preset out.")
+        return {"preset": one_of("preset", preset, self.presets)}
+
 
 EXPERIMENTS: dict[str, Experiment] = {
     "implicit-bias": Experiment(
         "convexformer.experiments.implicit_bias:run",
         "gradient flow on keys and queries against the attention SVMs (Sheen et al. 2024)",
+    ),
+    "grokking": Experiment(
+        "convexformer.experiments.grokking:run",
+        "division mod 97, stacks against softmax transformers (Ergen et al. 2022, figures 4, 5, 7; the report, figure 1)",
+        PRESETS,
+    ),
+    "mod15": Experiment(
+        "convexformer.experiments.mod15:run",
+        "division mod 15, by share of training data (Ergen et al. 2022, figure 6)",
+        PRESETS,
+    ),
+    "periodicity": Experiment(
+        "convexformer.experiments.periodicity:run", "the periodicity task (the report, figure 2)", PRESETS
+    ),
+    "spectra": Experiment(
+        "convexformer.experiments.spectra:run", "singular values over training (the report, figures 3 and 4)", PRESETS
     ),
 }
 

@@ -1,0 +1,74 @@
+"""Checkpoints of training: weights, moments and history in one safetensors file, with a fingerprint of the run."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from dataclasses import asdict
+from pathlib import Path
+from typing import final
+
+import numpy as np
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from convexformer.deep.base import SequenceModel
+from convexformer.deep.batches import Split
+from convexformer.deep.options import Training
+
+FREE = ("iterations", "target", "max_time", "spectra_every")  # may differ between a run and its continuation
+
+
+@final
+class TrainingCheckpoint:
+    """Reads a file before training and rewrites it as training goes on."""
+
+    def __init__(self, path: str | os.PathLike[str], model: SequenceModel, split: Split, training: Training) -> None:
+        self.path = Path(path)
+        self.fingerprint = _fingerprint(model, split, training)
+
+    def read(self) -> tuple[int, dict[str, Tensor], dict[str, np.ndarray]] | None:
+        """Return the iteration, the state of training and the history so far; None when there is no file yet."""
+        if not self.path.exists():
+            return None
+        try:
+            with safe_open(str(self.path), framework="pt") as file:
+                meta = file.metadata() or {}
+                tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118  (not a dict)
+        except (SafetensorError, OSError) as error:
+            raise ValueError(
+                f"the checkpoint {self.path} cannot be read ({error}); delete it to train afresh."
+            ) from error
+        if meta.get("fingerprint") != self.fingerprint:
+            raise ValueError(
+                f"the checkpoint {self.path} belongs to another run (other model, seeds, data or options); delete it or "
+                "choose another path."
+            )
+        past = {key[8:]: value.numpy() for key, value in tensors.items() if key.startswith("history.")}
+        state = {key: value for key, value in tensors.items() if not key.startswith("history.")}
+        return int(meta["iteration"]), state, past
+
+    def write(self, iteration: int, state: dict[str, Tensor], history: dict[str, np.ndarray]) -> None:
+        """Write the file anew; a crash never leaves half of one."""
+        tensors = {name: value.detach().cpu().contiguous().clone() for name, value in state.items()}
+        tensors |= {
+            f"history.{name}": torch.from_numpy(np.ascontiguousarray(values)) for name, values in history.items()
+        }
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        part = self.path.with_name(self.path.name + ".part")
+        save_file(tensors, str(part), metadata={"fingerprint": self.fingerprint, "iteration": str(iteration)})
+        os.replace(part, self.path)
+
+
+def _fingerprint(model: SequenceModel, split: Split, training: Training) -> str:
+    """Hash what defines a run: model, seeds, samples, and all options that bear on an iteration."""
+    digest = hashlib.sha256()
+    options = {key: value for key, value in asdict(training).items() if key not in FREE}
+    facts = {"model": type(model).__name__, "config": model.config(), "seeds": model.seeds, "training": options}
+    digest.update(json.dumps(facts, sort_keys=True).encode())
+    for values in (*split.train, *split.test):
+        digest.update(values.cpu().numpy().tobytes())
+    return digest.hexdigest()

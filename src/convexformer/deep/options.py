@@ -1,0 +1,83 @@
+"""How a model is trained: every number that decides the result, checked once."""
+
+from __future__ import annotations
+
+import math
+import numbers
+from dataclasses import dataclass, fields, replace
+from typing import Any, final
+
+from convexformer.registry import one_of, unknown
+
+PENALTIES = ("none", "group", "ridge")
+
+
+@final
+@dataclass(frozen=True)
+class Training:
+    """AdamW on ``mean cross-entropy + penalty`` over minibatches; the mean, not the sum that the convex problems have.
+
+    ``penalty="group"`` adds ``beta`` times the group norm of theorem 3 (Ergen et al. 2022) and takes the layers out of the
+    weight decay; ``"ridge"`` adds ``beta / batch_size`` times the sum of squares (the report, section 5.2). The learning
+    rate rises over ``warmup`` iterations and is then constant.
+    """
+
+    iterations: int = 1000
+    learning_rate: float = 2e-2
+    weight_decay: float = 1.0
+    betas: tuple[float, float] = (0.9, 0.98)
+    warmup: int = 10
+    batch_size: int | None = 512
+    """None, or more than there are training samples: all of them."""
+    penalty: str = "none"
+    beta: float = 0.0
+    train_fraction: float = 0.5
+    target: float | None = 0.99
+    """Stop when every seed has had this train and test accuracy, each once; None: go on to the last iteration."""
+    evaluate_every: int = 10
+    spectra_every: int | None = None
+    """Record singular values every so many iterations; None: never."""
+    max_time: float | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("iterations", "warmup", "evaluate_every"):
+            _whole(name, getattr(self, name))
+        for name in ("batch_size", "spectra_every"):
+            if getattr(self, name) is not None:
+                _whole(name, getattr(self, name))
+        if not (_real(self.learning_rate) and self.learning_rate > 0):
+            raise ValueError(f"learning_rate={self.learning_rate!r} was given; expected a positive number.")
+        if self.max_time is not None and not (_real(self.max_time) and self.max_time > 0):
+            raise ValueError(f"max_time={self.max_time!r} was given; expected positive seconds or None.")
+        for name, value in (("weight_decay", self.weight_decay), ("beta", self.beta)):
+            if not (_real(value) and value >= 0):
+                raise ValueError(f"{name}={value!r} was given; expected a number from 0.")
+        if self.target is not None and not 0 < self.target <= 1:
+            raise ValueError(f"target={self.target} was given; expected an accuracy in (0, 1], or None.")
+        one_of("penalty", self.penalty, PENALTIES)
+        if self.penalty == "none" and self.beta > 0:
+            raise ValueError(
+                f"beta={self.beta} was given without a penalty; set penalty='group' or 'ridge', or beta=0."
+            )
+        if self.spectra_every is not None and self.spectra_every % self.evaluate_every:
+            raise ValueError(
+                f"spectra_every={self.spectra_every} is no multiple of evaluate_every={self.evaluate_every}; "
+                "singular values are recorded at evaluations."
+            )
+
+    def but(self, **changes: Any) -> Training:
+        """Return the same with some fields changed; an unknown name suggests the nearest."""
+        known = [field.name for field in fields(self)]
+        for name in changes:
+            if name not in known:
+                raise TypeError(unknown("option of train", name, known))
+        return replace(self, **changes)
+
+
+def _real(value: Any) -> bool:
+    return isinstance(value, numbers.Real) and math.isfinite(value)
+
+
+def _whole(name: str, value: Any) -> None:
+    if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < 1:
+        raise ValueError(f"{name}={value!r} was given; expected a positive whole number.")
