@@ -3,15 +3,18 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
+PEERS := .venv-peers
 TEST_FLAGS ?= -n 2 -q
 
-.PHONY: help demo test test-slow test-gpu lint types format clean
+.PHONY: help demo test test-slow test-gpu bench bench-quick lint types format clean
 
 help:
 	@echo "make demo       fit certified heads on digits, print a leaderboard, write figures to demo_output/"
 	@echo "make test       lint, types, import order and the test suite (what CI runs)"
 	@echo "make test-slow  the slow tests as well"
 	@echo "make test-gpu   the tests that need a CUDA device, in the current Python, nothing installed"
+	@echo "make bench      token-sparse attention against adelie, celer, skglm, copt, CVXPY and Adam (about 15 minutes)"
+	@echo "make bench-quick  the same on small sizes (about two minutes); tables and figures go to runs/bench*/"
 	@echo "make format     let ruff rewrite the code"
 
 $(BIN)/python:
@@ -43,11 +46,27 @@ test-slow: $(VENV)/.dev
 	$(BIN)/python -m pytest $(TEST_FLAGS) -m "not gpu"
 
 test-gpu:
-	PYTHONPATH=src $(PYTHON) -m pytest -q -m gpu
+	PYTHONPATH=src $(PYTHON) -m pytest -q -m gpu $$(grep -l "mark.gpu" tests/*.py)
+
+# the peers need an old numpy, so they get an environment of their own; one that cannot be installed is reported in the
+# table and does not stop the others
+$(PEERS)/.done: benchmarks/tokens/peers.txt
+	$(PYTHON) -m venv $(PEERS)
+	for peer in adelie celer skglm copt; do \
+		$(PEERS)/bin/python -m pip --disable-pip-version-check install --quiet -c benchmarks/tokens/peers.txt $$peer \
+		|| echo "$$peer could not be installed"; \
+	done
+	@touch $@
+
+bench: $(VENV)/.dev $(PEERS)/.done
+	$(BIN)/python benchmarks/tokens/run.py --peers $(PEERS)/bin/python --output runs/bench
+
+bench-quick: $(VENV)/.dev $(PEERS)/.done
+	$(BIN)/python benchmarks/tokens/run.py --suite quick --peers $(PEERS)/bin/python --output runs/bench-quick
 
 format: $(VENV)/.dev
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
 clean:
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache demo_output
+	rm -rf $(VENV) $(PEERS) .pytest_cache .mypy_cache .ruff_cache demo_output

@@ -104,11 +104,42 @@ def test_predict_refuses_an_unknown_suffix_and_other_tokens(files, tmp_path):
 
 
 def test_every_command_helps_with_an_example():
-    for command in ("demo", "fit", "predict", "certify"):
+    for command in ("demo", "fit", "predict", "certify", "path", "bench"):
         done = call(command, "--help")
         assert done.exit_code == 0
         assert "Example" in done.stdout
     assert call("--version").stdout.strip() == cf.__version__
+
+
+def test_path_writes_its_figure_and_numbers_and_resumes(files, tmp_path):
+    words = ["path", files / "train.npz", "-o", tmp_path / "out", "--n-betas", 4, "--beta-min-ratio", 0.05, "--json"]
+    words += ["--mask", "m", "--weight", "w", "--checkpoint", tmp_path / "resume"]
+    done = call(*words)
+    assert done.exit_code == 0, done.output
+    report = json.loads(done.stdout)
+    assert report["certified"]
+    assert report["betas"][0] == pytest.approx(report["beta_max"])
+    assert report["active_tokens"][0] == 0
+    saved = json.loads((tmp_path / "out" / "path.json").read_text())
+    assert saved["relative_gaps"] == report["relative_gaps"]
+    assert (tmp_path / "out" / "path.png").stat().st_size > 10_000
+    again = json.loads(call(*words).stdout)
+    assert again["objectives"] == pytest.approx(report["objectives"], rel=1e-6)
+    # the last point is what fit finds at that beta
+    fitted = call("fit", *words[1:2], "-o", tmp_path / "m", "--beta", report["betas"][-1], *words[9:13], "--json")
+    assert json.loads(fitted.stdout)["objective"] == pytest.approx(report["objectives"][-1], rel=2e-4)
+    assert call("path", files / "train.npz", "-o", tmp_path, "--n-betas", 0).exit_code == 2
+
+
+def test_bench_compares_our_solvers_with_adam():
+    sizes = ["--samples", 60, "--n-tokens", 6, "--width", 4, "--steps", 20]
+    done = call("bench", *sizes, "--json")
+    assert done.exit_code == 0, done.output
+    result = json.loads(done.stdout)
+    assert [row["tool"].split()[0] for row in result["rows"]] == ["auto", "fista", "Adam,"]
+    assert result["rows"][-1]["gap"] >= 0
+    assert "gap at the end" in call("bench", *sizes).stdout
+    assert call("bench", "--samples", 1).exit_code == 2
 
 
 def test_quick_demo_is_certified_and_writes_its_figures(tmp_path):

@@ -1,10 +1,13 @@
 """Regularisation paths."""
 
+import json
+
 import numpy as np
 import pytest
 import torch
 
 import convexformer as cf
+from convexformer.path_storage import PackedTensor, StoredSolutions
 
 
 @pytest.fixture(scope="module")
@@ -37,9 +40,16 @@ def test_warm_starts_save_iterations(data):
 
 def test_a_path_is_drawn_with_its_gaps(data, tmp_path):
     X, y = data
-    figure = cf.path("attention", X, y, n_betas=4).plot()
+    path = cf.path("attention", X, y, n_betas=4, tolerance=1e-5)
+    figure = path.plot(n_labels=2, token_names=list("abcdef"))
     assert len(figure.axes) == 2
     assert len(figure.axes[0].lines) == X.shape[1]
+    texts = [text.get_text() for text in figure.axes[0].texts]
+    assert texts[0] == "b"  # the planted token is the largest
+    assert len(texts) == 2 + 4  # two labels, and the active tokens at each beta
+    assert "1e-05" in figure.axes[1].texts[0].get_text()
+    with pytest.raises(ValueError, match="token_names has 2 names"):
+        path.plot(token_names=["a", "b"])
     figure.savefig(tmp_path / "path.png")
     pooled = cf.path("mlp", X, y, n_betas=3)
     assert len(pooled.plot().axes) == 1
@@ -57,3 +67,104 @@ def test_path_options_are_sorted_and_checked(data):
         cf.path("attention", X, y, beta_min_ratio=2.0)
     with pytest.raises(ValueError, match="n_betas"):
         cf.path("attention", X, y, n_betas=0)
+
+
+def test_stored_solutions_are_smaller_and_bit_for_bit_the_same(data):
+    X, y = data
+    dense = []
+    path = cf.path("attention", X, y, n_betas=6, beta_min_ratio=0.05, callback=lambda record, weights: None)
+    problem = cf.Problem("attention", X, y, beta=path.betas[-1])
+    last = None
+    for beta in path.betas:
+        last = cf.solve(problem.with_beta(beta), warm_start=last)
+        dense.append(last)
+    for kept, own in zip(path.solutions, dense, strict=True):
+        assert torch.equal(kept.dense(), own.dense())
+        assert kept.certificate == own.certificate
+    assert path.solutions.nbytes < sum(own.dense().nbytes for own in dense)
+    assert torch.equal(path.solutions[-1].dense(), path.solutions[2:][-1].dense())
+    assert cf.certify(path.solutions[-1], problem).primal == pytest.approx(path.solutions[-1].objective, rel=1e-12)
+    with pytest.raises(IndexError):
+        path.solutions[6]
+
+
+@pytest.mark.parametrize("shape", [(5, 4), (6, 3, 2), (2, 6, 3, 2)], ids=str)
+def test_packing_any_shape_is_exact(shape):
+    Z = torch.randn(shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    Z[..., 0] = 0.0
+    assert torch.equal(PackedTensor.of(Z).dense(), Z)
+    assert torch.equal(PackedTensor.of(torch.zeros(shape)).dense(), torch.zeros(shape))
+
+
+def test_low_rank_solutions_are_kept_as_they_are(data):
+    X, y = data
+    path = cf.path("mlp", X, np.stack([y, -y], 1), n_betas=3, beta_min_ratio=0.1)
+    assert isinstance(path.solutions, StoredSolutions)
+    assert [tuple(solution.dense().shape) for solution in path.solutions] == [(4, 2)] * 3
+
+
+def test_an_interrupted_path_returns_what_it_has(data):
+    X, y = data
+    seen = []
+
+    def stop(record, weights):
+        seen.append(record)
+        return len(seen) == 3
+
+    path = cf.path("attention", X, y, n_betas=6, beta_min_ratio=1e-2, callback=stop)
+    assert path.stopped == "interrupted"
+    assert 1 <= len(path) < 6
+    assert len(path.solutions) == len(path.betas) == len(path.losses)
+
+    def interrupt(record, weights):
+        seen.append(record)
+        if len(seen) == 3:
+            raise KeyboardInterrupt
+
+    seen.clear()
+    path = cf.path("attention", X, y, n_betas=6, beta_min_ratio=1e-2, callback=interrupt)
+    assert path.stopped == "interrupted"
+    assert len(path) < 6
+    assert path.solutions[-1].status in (cf.Status.INTERRUPTED, cf.Status.CONVERGED)
+
+
+def test_a_path_goes_on_from_its_checkpoints(data, tmp_path):
+    X, y = data
+    options = {"n_betas": 4, "beta_min_ratio": 1e-2, "tolerance": 1e-6, "checkpoint": tmp_path / "run"}
+    first = cf.path("attention", X, y, **options)
+    assert len(list((tmp_path / "run").iterdir())) == 4
+    work = []
+    again = cf.path(
+        "attention", X, y, callback=lambda record, weights: work.append(record.iteration) and False, **options
+    )
+    assert max(work) <= 10  # one look at each beta is enough
+    np.testing.assert_allclose(
+        [s.objective for s in again.solutions], [s.objective for s in first.solutions], rtol=1e-9
+    )
+    with pytest.raises(ValueError, match="another problem"):
+        cf.path("attention", X, y + 1.0, **options)
+
+
+def test_early_stop_and_explained_loss():
+    rng = np.random.default_rng(0)
+    X = rng.standard_normal((40, 8, 3))
+    y = X[:, 2] @ rng.standard_normal(3)  # no noise: all of it can be explained
+    whole = cf.path("attention", X, y, n_betas=12, beta_min_ratio=1e-4)
+    early = cf.path("attention", X, y, n_betas=12, beta_min_ratio=1e-4, stop_early=True)
+    assert whole.stopped == ""
+    assert early.stopped == "saturated"
+    assert len(early) < len(whole) == 12
+    assert whole.explained[0] == 0.0
+    assert list(whole.explained) == sorted(whole.explained)
+    assert early.explained[-1] > 0.999
+    table = json.loads(json.dumps(early.summary()))
+    assert table["active_tokens"][0] == 0
+    assert len(table["betas"]) == len(early)
+
+
+def test_progress_is_drawn_over_the_whole_path(data, capsys):
+    X, y = data
+    silent = cf.path("attention", X, y, n_betas=3)
+    shown = cf.path("attention", X, y, n_betas=3, progress=True)
+    capsys.readouterr()
+    np.testing.assert_array_equal(silent.token_norms, shown.token_norms)

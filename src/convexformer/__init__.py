@@ -2,9 +2,9 @@
 
 __version__ = "0.1.0"
 
-from convexformer import data, gauges, heads, losses, margin, networks, operators
+from convexformer import data, deep, features, gauges, heads, losses, margin, networks, operators
 from convexformer.certificates import Certificate, certify
-from convexformer.crossvalidation import TokenClassifierCV
+from convexformer.crossvalidation import TokenClassifierCV, TokenRegressorCV
 from convexformer.estimators import TokenClassifier, TokenRegressor
 from convexformer.io import ModelFileError, load, save
 from convexformer.networks import lift
@@ -24,9 +24,12 @@ __all__ = [
     "TokenClassifier",
     "TokenClassifierCV",
     "TokenRegressor",
+    "TokenRegressorCV",
     "ZeroSolutionWarning",
     "certify",
     "data",
+    "deep",
+    "features",
     "gauges",
     "heads",
     "lift",

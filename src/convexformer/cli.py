@@ -23,6 +23,7 @@ from convexformer.data import TokenDataset
 from convexformer.data.files import pick_array, read_arrays
 from convexformer.estimators import TokenClassifier, TokenEstimator, TokenRegressor
 from convexformer.io import load, save
+from convexformer.path import beta_ratios, follow
 
 app = typer.Typer(
     name="convexformer",
@@ -50,6 +51,17 @@ YOption = Annotated[str, typer.Option("--y", help="Name of the targets array.")]
 MaskOption = Annotated[str | None, typer.Option("--mask", help="Name of the mask array (N, s), 1 = real token.")]
 WeightOption = Annotated[str | None, typer.Option("--weight", help="Name of the sample weights array (N,).")]
 ModelArgument = Annotated[Path, typer.Argument(help="A model folder written by `convexformer fit`.")]
+HeadOption = Annotated[str, typer.Option(help="attention, self_attention, mlp_mixer, fno, mlp, linear, ...")]
+ActivationOption = Annotated[str, typer.Option(help="linear or gated_relu.")]
+DecayOption = Annotated[str, typer.Option(help="Attention only: l1 (sparse heads) or l2 (ordinary weight decay).")]
+GatesOption = Annotated[int, typer.Option(help="Number of gates, for gated_relu.")]
+ToleranceOption = Annotated[float, typer.Option(help="Relative duality gap to certify.")]
+LossOption = Annotated[str, typer.Option(help="auto, or the name of a loss.")]
+TaskOption = Annotated[str, typer.Option(help="auto (by the targets), classify or regress.")]
+DeviceOption = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
+SeedOption = Annotated[int, typer.Option(help="Seed of the gates.")]
+StandardizeOption = Annotated[bool, typer.Option(help="Centre and scale each channel.")]
+InterceptOption = Annotated[bool, typer.Option(help="Fit an unpenalised intercept.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")]
 
 
@@ -92,6 +104,9 @@ def experiment(
         Path | None, typer.Option("--output", "-o", help="Folder to write to; default runs/NAME.")
     ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Smaller and shorter: under two minutes.")] = False,
+    preset: Annotated[
+        str | None, typer.Option(help="tuned, paper, report or all, where an experiment has them.")
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Run an experiment of the papers: figures, summary.md, results.json and the exact config.json.
@@ -104,9 +119,11 @@ def experiment(
         _show({key: entry.help for key, entry in EXPERIMENTS.items()}, as_json, "experiments")
         return
     with _user_errors():
-        run = experiment_of(name).load()
+        entry = experiment_of(name)
         folder = output or Path("runs") / name
-        result = run(folder, quick=quick, console=Console(stderr=True) if as_json else out)
+        result = entry.load()(
+            folder, quick=quick, console=Console(stderr=True) if as_json else out, **entry.options(preset)
+        )
     if as_json:
         print(json.dumps(result, indent=2))
     raise typer.Exit(Exit.DONE if result["certified"] else Exit.NOT_CERTIFIED)
@@ -121,23 +138,21 @@ def fit(
     y: YOption = "y",
     mask: MaskOption = None,
     weight: WeightOption = None,
-    task: Annotated[str, typer.Option(help="auto (by the targets), classify or regress.")] = "auto",
-    head: Annotated[
-        str, typer.Option(help="attention, self_attention, mlp_mixer, fno, mlp, linear, ...")
-    ] = "attention",
-    activation: Annotated[str, typer.Option(help="linear or gated_relu.")] = "linear",
-    decay: Annotated[str, typer.Option(help="Attention only: l1 (sparse heads) or l2 (ordinary weight decay).")] = "l1",
-    gates: Annotated[int, typer.Option(help="Number of gates, for gated_relu.")] = 16,
+    task: TaskOption = "auto",
+    head: HeadOption = "attention",
+    activation: ActivationOption = "linear",
+    decay: DecayOption = "l1",
+    gates: GatesOption = 16,
     beta: Annotated[float | None, typer.Option(help="Penalty, absolute; overrides --beta-ratio.")] = None,
     beta_ratio: Annotated[float, typer.Option(help="Penalty as a fraction of beta_max.")] = 0.1,
-    tolerance: Annotated[float, typer.Option(help="Relative duality gap to certify.")] = 1e-4,
-    loss: Annotated[str, typer.Option(help="auto, or the name of a loss.")] = "auto",
+    tolerance: ToleranceOption = 1e-4,
+    loss: LossOption = "auto",
     max_iter: Annotated[int | None, typer.Option(help="Stop after this many iterations.")] = None,
     max_time: Annotated[float | None, typer.Option(help="Stop after this many seconds.")] = None,
-    standardize: Annotated[bool, typer.Option(help="Centre and scale each channel.")] = True,
-    intercept: Annotated[bool, typer.Option(help="Fit an unpenalised intercept.")] = True,
-    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
-    seed: Annotated[int, typer.Option(help="Seed of the gates.")] = 0,
+    standardize: StandardizeOption = True,
+    intercept: InterceptOption = True,
+    device: DeviceOption = "auto",
+    seed: SeedOption = 0,
     as_json: JsonOption = False,
 ) -> None:
     """Fit a head to tokens and write the model folder.
@@ -233,6 +248,98 @@ def certify(
         goal = estimator.tolerance if tolerance is None else tolerance
     _show({"model": str(model), **_certificate_rows(proof, goal)}, as_json, "recomputed")
     raise typer.Exit(Exit.DONE if proof.meets(goal) else Exit.NOT_CERTIFIED)
+
+
+@app.command()
+def path(
+    tokens: TokensArgument,
+    output: Annotated[Path, typer.Option("--output", "-o", help="Folder for path.json and path.png.")],
+    targets: TargetsOption = None,
+    x: XOption = "X",
+    y: YOption = "y",
+    mask: MaskOption = None,
+    weight: WeightOption = None,
+    n_betas: Annotated[int, typer.Option(help="How many betas, from beta_max down, evenly in logarithm.")] = 20,
+    beta_min_ratio: Annotated[float, typer.Option(help="The smallest beta, as a fraction of beta_max.")] = 1e-3,
+    stop_early: Annotated[bool, typer.Option("--stop-early", help="End where the fit is saturated.")] = False,
+    checkpoint: Annotated[Path | None, typer.Option(help="Folder to go on from after an interruption.")] = None,
+    task: TaskOption = "auto",
+    head: HeadOption = "attention",
+    activation: ActivationOption = "linear",
+    decay: DecayOption = "l1",
+    gates: GatesOption = 16,
+    tolerance: ToleranceOption = 1e-4,
+    loss: LossOption = "auto",
+    standardize: StandardizeOption = True,
+    intercept: InterceptOption = True,
+    device: DeviceOption = "auto",
+    seed: SeedOption = 0,
+    as_json: JsonOption = False,
+) -> None:
+    """Fit a head at a whole range of betas; draw which tokens enter and the certified gap along the way.
+
+    Example: [bold]convexformer path train.npz --n-betas 20 --beta-min-ratio 0.01 --output path[/]
+    """
+    with _user_errors():
+        data = _Data.read(tokens, targets, x, y, mask, weight)
+        estimator = _estimator_type(task, data.y)(
+            head=head,
+            activation=activation,
+            decay=decay,
+            gates=gates,
+            loss=loss,
+            device=device,
+            standardize=standardize,
+            fit_intercept=intercept,
+            random_state=seed,
+        )
+        problem = estimator.path_problem(data.X, data.y, data.weight, data.mask)
+        ratios = beta_ratios(n_betas, beta_min_ratio)
+        shown = {"progress": not as_json and out.is_terminal, "tolerance": tolerance, "checkpoint": checkpoint}
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ConvergenceWarning)  # the exit code and the table say it
+            found = follow(problem, ratios, stop_early=stop_early, **shown)
+        output.mkdir(parents=True, exist_ok=True)
+        found.plot().savefig(output / "path.png", dpi=150)
+        (output / "path.json").write_text(json.dumps(found.summary(), indent=2) + "\n")
+    certified = all(solution.certificate.meets(tolerance) for solution in found.solutions)
+    brief = {"betas": len(found), "beta_max": found.beta_max, "stopped": found.stopped or None, "tolerance": tolerance}
+    worst = {"worst_relative_gap": max(found.relative_gaps), "certified": certified}
+    _show({"written": str(output), **(found.summary() if as_json else brief), **worst}, as_json, "path")
+    raise typer.Exit(Exit.DONE if certified else Exit.NOT_CERTIFIED)
+
+
+@app.command()
+def bench(
+    samples: Annotated[int, typer.Option(help="N, the number of samples.")] = 1000,
+    n_tokens: Annotated[int, typer.Option(help="s, the tokens of a sample.")] = 49,
+    width: Annotated[int, typer.Option(help="d, the size of a token.")] = 32,
+    beta_ratio: Annotated[float, typer.Option(help="Penalty as a fraction of beta_max.")] = 0.1,
+    steps: Annotated[int, typer.Option(help="Steps of Adam, for each of three rates.")] = 300,
+    as_json: JsonOption = False,
+) -> None:
+    """Time our solvers against Adam on synthetic tokens, on this machine; `make bench` has the other tools.
+
+    Example: [bold]convexformer bench --samples 2000 --n-tokens 196 --width 64[/]
+    """
+    from convexformer.comparison import compare
+
+    with _user_errors():
+        for name, value in {"samples": samples, "n-tokens": n_tokens, "width": width, "steps": steps}.items():
+            if value < 3:
+                raise ValueError(f"--{name} {value} was given; expected at least 3.")
+        result = compare(samples, n_tokens, width, beta_ratio, steps)
+    if as_json:
+        print(json.dumps(result, indent=2))
+    else:
+        table = Table(
+            "tool", *(f"seconds to {goal:.0e}" for goal in result["goals"]), "gap at the end", title=result["problem"]
+        )
+        for row in result["rows"]:
+            times = ("never" if t is None else f"{t:.3g}" for t in row["seconds"])
+            table.add_row(row["tool"], *times, f"{row['gap']:.1e}")
+        out.print(table)
+    raise typer.Exit(Exit.DONE if result["certified"] else Exit.NOT_CERTIFIED)
 
 
 # ---------------------------------------------------------------------- reading

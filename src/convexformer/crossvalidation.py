@@ -2,30 +2,42 @@
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import torch
-from joblib import Parallel, delayed
-from sklearn.base import clone
+from joblib import Parallel, delayed, effective_n_jobs
+from sklearn.base import clone, is_classifier
 from sklearn.metrics import check_scoring
 from sklearn.model_selection import check_cv
+from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
 from convexformer.architecture import Head
 from convexformer.data import TokenDataset
-from convexformer.estimators import TokenClassifier, read_labels
+from convexformer.estimators import TokenClassifier, TokenEstimator, TokenRegressor
 from convexformer.path import beta_ratios, walk
+from convexformer.path_progress import StepBar, step_bar
+from convexformer.registry import one_of
+from convexformer.solution import Solution, Status
 
-__all__ = ["TokenClassifierCV"]
+__all__ = ["TokenClassifierCV", "TokenRegressorCV"]
 
 
-class TokenClassifierCV(TokenClassifier):
-    """A :class:`TokenClassifier` whose beta is chosen by cross-validation.
+class CrossValidated(TokenEstimator):
+    """What the estimators that choose their own beta share; comes before the plain estimator among the bases.
 
     Each fold standardises on its own training part, walks a warm-started path of ``n_betas`` from its ``beta_max`` down to
-    ``beta_min_ratio`` of it, and scores every certified solution on the part left out. The ratio with the best mean score
-    (the largest one on ties) is then fitted to all samples. After ``fit``: ``cv_results_``, ``beta_ratios_``,
-    ``best_index_``, ``best_score_``, ``beta_ratio_`` besides those of :class:`TokenClassifier`.
+    ``beta_min_ratio`` of it, and scores every certified solution on the part left out. ``selection="best"`` takes the ratio
+    with the best mean score (the largest one on ties), ``"1se"`` the largest ratio, the sparsest head, whose mean score is
+    within one standard error of the best. It is then fitted to all samples. Sample weights count in the fit, and in the
+    score where the scorer takes them. Folds run in parallel on joblib's current backend (``n_jobs``,
+    ``joblib.parallel_config``), Dask's or Ray's too; ``verbose`` shows their progress.
+
+    After ``fit``: ``cv_results_``, ``beta_ratios_``, ``best_index_`` (the one selected), ``best_score_`` and ``beta_ratio_``
+    besides the attributes of the plain estimator; ``n_iter_`` counts the path of the last fit.
     """
 
     def __init__(
@@ -46,6 +58,7 @@ class TokenClassifierCV(TokenClassifier):
         beta_min_ratio: float = 1e-3,
         cv: Any = 5,
         scoring: Any = None,
+        selection: str = "best",
         n_jobs: int | None = None,
         loss: str = "auto",
         token_shape: tuple[int, int] | None = None,
@@ -75,53 +88,130 @@ class TokenClassifierCV(TokenClassifier):
         self.beta_min_ratio = beta_min_ratio
         self.cv = cv
         self.scoring = scoring
+        self.selection = selection
         self.n_jobs = n_jobs
 
-    def fit(self, X: Any, y: Any, sample_weight: Any = None, mask: Any = None, groups: Any = None) -> TokenClassifierCV:
+    def _choose_and_fit(self, X: Any, y: Any, sample_weight: Any, mask: Any, groups: Any) -> None:
         """Choose beta by cross-validation, then fit all samples with it."""
+        one_of("selection", self.selection, ("best", "1se"))
         tokens, codes, w = self._read_training(X, y, sample_weight, mask)
-        labels = read_labels(y)
+        targets = self._read_targets(y)
+        if self.scoring is None and targets.ndim > 2:
+            raise ValueError(
+                f"y has shape {targets.shape}, targets per token, and scoring=None means R^2, one row a sample. "
+                "Pass scoring=callable(estimator, X, y), or choose beta yourself along cf.path."
+            )
         ratios = beta_ratios(self.n_betas, self.beta_min_ratio)
-        folds = list(check_cv(self.cv, labels, classifier=True).split(np.zeros(len(labels)), labels, groups))
-        own = None if sample_weight is None else self._read_weight(sample_weight, tokens.n_samples)
+        splitter = check_cv(self.cv, targets if targets.ndim == 1 else None, classifier=is_classifier(self))
+        folds = list(splitter.split(np.zeros(len(targets)), targets, groups))
+        own = self._read_weight(sample_weight, tokens.n_samples)
         host = tokens.to(device="cpu")
-        rows = Parallel(n_jobs=self.n_jobs)(
-            delayed(_fold)(self._single(), host, labels, own, train, test, ratios, self.scoring)
+        jobs = (
+            delayed(_fold)(self._single(), host, targets, own, train, test, ratios, self.scoring)
             for train, test in folds
         )
+        shown = step_bar("cross-validation", len(folds), shown=bool(self.verbose))
+        with shown as bar, _divided_threads(effective_n_jobs(self.n_jobs)):
+            rows = _CountedParallel(bar, n_jobs=self.n_jobs)(jobs)
         scores, gaps = (np.array(part) for part in zip(*rows, strict=True))  # (folds, betas)
         self._record(ratios, scores, gaps)
         self._learn_scale(tokens, w)
         problem = self._problem(tokens, codes, w, beta_ratio=1.0)
-        *_, last = walk(problem, ratios[: self.best_index_ + 1], **self._solver_options())
+        total = 0
+        for solution in _uninterrupted(walk(problem, ratios[: self.best_index_ + 1], **self._solver_options())):
+            total += solution.n_iter
+            last = solution
         self._keep(problem.with_beta(last.beta), last)
-        return self
+        self.n_iter_ = max(1, total)  # to find that Z = 0 is optimal takes one look, too
 
-    def _single(self) -> TokenClassifier:
-        """Return an unfitted classifier with the same options, for one fold."""
-        names = set(TokenClassifier().get_params())
+    def _single(self) -> TokenEstimator:
+        """Return an unfitted plain estimator with the same options, for one fold."""
+        plain = TokenClassifier if is_classifier(self) else TokenRegressor
+        names = set(plain().get_params())
         own = {name: value for name, value in self.get_params(deep=False).items() if name in names}
-        return clone(TokenClassifier(**{**own, "verbose": 0}))
+        return clone(plain(**{**own, "verbose": 0}))
 
     def _record(self, ratios: np.ndarray, scores: np.ndarray, gaps: np.ndarray) -> None:
-        mean = scores.mean(0)
+        mean, n_folds = scores.mean(0), len(scores)
+        error = scores.std(0, ddof=1) / np.sqrt(n_folds) if n_folds > 1 else np.zeros_like(mean)
+        best = int(np.argmax(mean))  # the first, and so the sparsest, on ties
+        if self.selection == "1se":
+            best = int(np.argmax(mean >= mean[best] - error[best]))
         self.beta_ratios_ = ratios
         self.cv_results_ = {
             "beta_ratio": ratios,
             "mean_test_score": mean,
             "std_test_score": scores.std(0),
+            "standard_error": error,
             "max_relative_gap": gaps.max(0),
             **{f"split{k}_test_score": row for k, row in enumerate(scores)},
         }
-        self.best_index_ = int(np.argmax(mean))  # the first, and so the sparsest, on ties
-        self.best_score_ = float(mean[self.best_index_])
-        self.beta_ratio_ = float(ratios[self.best_index_])
+        self.best_index_ = best
+        self.best_score_ = float(mean[best])
+        self.beta_ratio_ = float(ratios[best])
+
+
+class TokenClassifierCV(CrossValidated, TokenClassifier):
+    """A :class:`TokenClassifier` whose beta is chosen by cross-validation; see :class:`CrossValidated` for how.
+
+    Folds are stratified unless ``cv`` says otherwise; ``scoring`` is the accuracy by default.
+    """
+
+    def fit(self, X: Any, y: Any, sample_weight: Any = None, mask: Any = None, groups: Any = None) -> TokenClassifierCV:
+        """Choose beta by cross-validation, then fit all samples with it; ``groups`` is for the splitter."""
+        self._choose_and_fit(X, y, sample_weight, mask, groups)
+        return self
+
+
+class TokenRegressorCV(CrossValidated, TokenRegressor):
+    """A :class:`TokenRegressor` whose beta is chosen by cross-validation; see :class:`CrossValidated` for how.
+
+    ``scoring`` is R^2 by default.
+    """
+
+    def fit(self, X: Any, y: Any, sample_weight: Any = None, mask: Any = None, groups: Any = None) -> TokenRegressorCV:
+        """Choose beta by cross-validation, then fit all samples with it; ``groups`` is for the splitter."""
+        self._choose_and_fit(X, y, sample_weight, mask, groups)
+        return self
+
+
+class _CountedParallel(Parallel):
+    """joblib's engine, whatever its backend, that counts finished folds on a bar."""
+
+    def __init__(self, bar: StepBar | None, **options: Any) -> None:
+        super().__init__(**options)
+        self._step_bar, self._shown = bar, 0
+
+    def print_progress(self) -> None:
+        """Called by joblib whenever tasks are done."""
+        if self._step_bar is not None:
+            self._step_bar.advance(self.n_completed_tasks - self._shown)
+            self._shown = self.n_completed_tasks
+
+
+@contextmanager
+def _divided_threads(n_workers: int) -> Iterator[None]:
+    """Share the threads among folds that run as threads of this process, and restore what was set before.
+
+    Processes need no help: joblib gives each of them its share.
+    """
+    if n_workers == 1:
+        yield
+        return
+    before = torch.get_num_threads()
+    share = max(1, before // n_workers)
+    with threadpool_limits(limits=share):
+        torch.set_num_threads(share)
+        try:
+            yield
+        finally:
+            torch.set_num_threads(before)
 
 
 def _fold(
-    estimator: TokenClassifier,
+    estimator: TokenEstimator,
     tokens: TokenDataset,
-    labels: np.ndarray,
+    targets: np.ndarray,
     w: np.ndarray | None,
     train: np.ndarray,
     test: np.ndarray,
@@ -130,14 +220,29 @@ def _fold(
 ) -> tuple[list[float], list[float]]:
     """Walk the path on one fold; return the score and the certified relative gap at each beta."""
     part = None if w is None else w[train]
-    inside, codes, weights = estimator._read_training(tokens.select(train), labels[train], part, None)
-    estimator._learn_scale(inside, weights)
-    problem = estimator._problem(inside, codes, weights, beta_ratio=1.0)
+    problem = estimator.path_problem(tokens.select(train), targets[train], part)
     scorer = check_scoring(estimator, scoring=scoring)
     outside = tokens.select(test)
+    weighted = {"sample_weight": w[test]} if w is not None and _takes_weight(scorer, scoring) else {}
     scores, gaps = [], []
-    for solution in walk(problem, ratios, **estimator._solver_options()):
+    for solution in _uninterrupted(walk(problem, ratios, **estimator._solver_options())):
         estimator._keep(problem.with_beta(solution.beta), solution)
-        scores.append(float(scorer(estimator, outside, labels[test])))
+        scores.append(float(scorer(estimator, outside, targets[test], **weighted)))
         gaps.append(solution.certificate.relative_gap)
     return scores, gaps
+
+
+def _uninterrupted(solutions: Iterator[Solution]) -> Iterator[Solution]:
+    """Pass solutions on; Ctrl-C ends the whole search, for a half-solved path must not choose a beta."""
+    for solution in solutions:
+        if solution.status is Status.INTERRUPTED:
+            raise KeyboardInterrupt
+        yield solution
+
+
+def _takes_weight(scorer: Any, scoring: Any) -> bool:
+    """Tell whether a scorer can weigh samples; the estimators' own scores can."""
+    if scoring is None:
+        return True
+    function = getattr(scorer, "_score_func", scorer)
+    return "sample_weight" in inspect.signature(function).parameters

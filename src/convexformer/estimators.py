@@ -101,6 +101,12 @@ class TokenEstimator(BaseEstimator):
 
     # ------------------------------------------------------------------ the chain
 
+    def path_problem(self, X: Any, y: Any, sample_weight: Any = None, mask: Any = None) -> Problem:
+        """Return the problem that ``fit`` would solve, standardised, at ``beta_max``: where a path begins."""
+        tokens, targets, w = self._read_training(X, y, sample_weight, mask)
+        self._learn_scale(tokens, w)
+        return self._problem(tokens, targets, w, beta_ratio=1.0)
+
     def _fit_tokens(self, tokens: TokenDataset, y: np.ndarray, w: np.ndarray | None) -> None:
         """Standardise, build the problem, solve it, and keep what was learnt."""
         previous = getattr(self, "solution_", None) if self.warm_start else None
@@ -185,6 +191,16 @@ class TokenEstimator(BaseEstimator):
 
     # ------------------------------------------------------------------ reading
 
+    def _read_training(
+        self, X: Any, y: Any, sample_weight: Any, mask: Any
+    ) -> tuple[TokenDataset, np.ndarray, np.ndarray | None]:
+        """Validate tokens, targets and weights; targets come back as the loss wants them."""
+        raise NotImplementedError
+
+    def _read_targets(self, y: Any) -> np.ndarray:
+        """Validate targets alone, as the user has them."""
+        raise NotImplementedError
+
     def _read_tokens(self, X: Any, mask: Any, *, reset: bool) -> TokenDataset:
         """Read tokens; 2-D input goes through scikit-learn's own validation."""
         if not _is_tokens(X):
@@ -242,8 +258,7 @@ class TokenClassifier(ClassifierMixin, TokenEstimator):
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None, mask: Any = None) -> TokenClassifier:
         """Fit the head to tokens ``X`` and labels ``y: (N,)``."""
-        tokens, codes, w = self._read_training(X, y, sample_weight, mask)
-        self._fit_tokens(tokens, codes, w)
+        self._fit_tokens(*self._read_training(X, y, sample_weight, mask))
         return self
 
     def decision_function(self, X: Any, mask: Any = None) -> np.ndarray:
@@ -294,6 +309,9 @@ class TokenClassifier(ClassifierMixin, TokenEstimator):
             )
         return tokens, *self._encode(labels, self._read_weight(sample_weight, tokens.n_samples))
 
+    def _read_targets(self, y: Any) -> np.ndarray:
+        return read_labels(y)
+
     def _encode(self, labels: np.ndarray, w: np.ndarray | None) -> tuple[np.ndarray, np.ndarray | None]:
         """Return labels as the loss wants them, and weights with the class weights in."""
         if not np.isin(labels, self.classes_).all():
@@ -331,15 +349,7 @@ class TokenRegressor(RegressorMixin, TokenEstimator):
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None, mask: Any = None) -> TokenRegressor:
         """Fit the head to tokens ``X`` and real targets ``y``."""
-        if y is None:
-            raise ValueError(f"{type(self).__name__} requires y to be passed, but the target y is None.")
-        if self.class_weight is not None:
-            raise ValueError(
-                f"class_weight={self.class_weight!r} was given; a regressor has no classes. Use sample_weight."
-            )
-        one_of("loss", self.loss, ("auto", "squared", "huber"))
-        tokens = self._read_tokens(X, mask, reset=True)
-        self._fit_tokens(tokens, _real(y), self._read_weight(sample_weight, tokens.n_samples))
+        self._fit_tokens(*self._read_training(X, y, sample_weight, mask))
         return self
 
     def predict(self, X: Any, mask: Any = None) -> np.ndarray:
@@ -349,6 +359,23 @@ class TokenRegressor(RegressorMixin, TokenEstimator):
     def certify(self, X: Any, y: Any, sample_weight: Any = None, mask: Any = None) -> Certificate:
         """Recompute the certificate from the fitted weights and the training data alone."""
         return self._certify(X, _real(y), self._read_weight(sample_weight, len(y)), mask)
+
+    def _read_training(
+        self, X: Any, y: Any, sample_weight: Any, mask: Any
+    ) -> tuple[TokenDataset, np.ndarray, np.ndarray | None]:
+        """Validate tokens, targets and weights."""
+        if y is None:
+            raise ValueError(f"{type(self).__name__} requires y to be passed, but the target y is None.")
+        if self.class_weight is not None:
+            raise ValueError(
+                f"class_weight={self.class_weight!r} was given; a regressor has no classes. Use sample_weight."
+            )
+        one_of("loss", self.loss, ("auto", "squared", "huber"))
+        tokens = self._read_tokens(X, mask, reset=True)
+        return tokens, self._read_targets(y), self._read_weight(sample_weight, tokens.n_samples)
+
+    def _read_targets(self, y: Any) -> np.ndarray:
+        return _real(y)
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()

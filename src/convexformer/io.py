@@ -16,7 +16,7 @@ from torch import Tensor
 
 from convexformer.architecture import HEADS, Head, Layout, Network, Weights
 from convexformer.certificates import Certificate
-from convexformer.crossvalidation import TokenClassifierCV
+from convexformer.crossvalidation import TokenClassifierCV, TokenRegressorCV
 from convexformer.estimators import TokenClassifier, TokenEstimator, TokenRegressor
 from convexformer.losses import LOSSES, Loss
 from convexformer.networks import NETWORKS, StandardizedNetwork, SumNetwork
@@ -28,6 +28,7 @@ ESTIMATORS: dict[str, type[TokenEstimator]] = {
     "TokenClassifier": TokenClassifier,
     "TokenClassifierCV": TokenClassifierCV,
     "TokenRegressor": TokenRegressor,
+    "TokenRegressorCV": TokenRegressorCV,
 }
 
 

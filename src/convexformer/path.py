@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
+import os
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path as FilePath
 from typing import TYPE_CHECKING, Any, final
 
 import numpy as np
@@ -12,9 +14,11 @@ import torch
 from torch import Tensor
 
 from convexformer.architecture import Head
+from convexformer.path_progress import step_bar
+from convexformer.path_storage import StoredSolutions, active_tokens
 from convexformer.problem import Problem
 from convexformer.registry import unknown
-from convexformer.solution import Solution
+from convexformer.solution import Record, Solution, Status
 from convexformer.solvers import solve
 
 if TYPE_CHECKING:
@@ -22,16 +26,31 @@ if TYPE_CHECKING:
 
 PROBLEM_OPTIONS = tuple(inspect.signature(Problem).parameters)[3:]  # after head, X, Y
 SOLVER_OPTIONS = tuple(inspect.signature(solve).parameters)[1:]  # after problem
+SATURATED = 0.999  # share of the loss at Z = 0 that is explained, beyond which nothing is left to fit
+SMALL_GAIN = 1e-5  # the least share that one more beta must add
+AT_LEAST = 5  # betas before a path may stop early; all three numbers are glmnet's
 
 
 @final
 @dataclass(frozen=True)
 class Path:
-    """Solutions along ``betas``, from the largest to the smallest."""
+    """Solutions along ``betas``, from the largest to the smallest.
+
+    ``solutions`` behaves like a tuple; weights are kept without their zero groups and made dense when one is asked for.
+    ``stopped`` says why the path ended early (``"interrupted"``, ``"saturated"``), and is empty when it did not.
+    """
 
     betas: tuple[float, ...]
     beta_max: float
-    solutions: tuple[Solution, ...]
+    solutions: Sequence[Solution]
+    losses: tuple[float, ...] = ()
+    """The loss at each beta, without the penalty."""
+    tolerance: float | None = None
+    stopped: str = ""
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.solutions, StoredSolutions):
+            object.__setattr__(self, "solutions", StoredSolutions(self.solutions))
 
     @property
     def token_norms(self) -> Tensor:
@@ -47,33 +66,42 @@ class Path:
         """The certified relative gap at each beta."""
         return tuple(solution.certificate.relative_gap for solution in self.solutions)
 
+    @property
+    def explained(self) -> tuple[float, ...]:
+        """The share of the loss at ``beta_max``, where all weights are zero, that is explained at each beta."""
+        return tuple(_explained(loss, self.losses[0]) for loss in self.losses)
+
     def __len__(self) -> int:
         return len(self.betas)
 
-    def plot(self) -> Figure:
-        """Draw token norms against beta, as for a lasso, above the certified gap along the path."""
-        from matplotlib.figure import Figure
+    def summary(self) -> dict[str, Any]:
+        """Return the path as plain numbers and text, for a JSON file; weights are left out."""
+        solutions = list(self.solutions)
+        table: dict[str, Any] = {
+            "beta_max": self.beta_max,
+            "tolerance": self.tolerance,
+            "stopped": self.stopped,
+            "betas": list(self.betas),
+            "objectives": [solution.objective for solution in solutions],
+            "duals": [solution.certificate.dual for solution in solutions],
+            "relative_gaps": list(self.relative_gaps),
+            "explained": list(self.explained),
+            "iterations": [solution.n_iter for solution in solutions],
+            "statuses": [solution.status.name for solution in solutions],
+        }
+        if solutions and solutions[0].token_norms() is not None:
+            table["active_tokens"] = active_tokens(self.token_norms).tolist()
+            table["token_norms"] = self.token_norms.tolist()
+        return table
 
-        ratios = np.array(self.betas) / self.beta_max
-        norms = [solution.token_norms() for solution in self.solutions]
-        positional = all(row is not None for row in norms)
-        figure = Figure(figsize=(6.4, 5.2 if positional else 2.6), layout="constrained")
-        axes = figure.subplots(
-            2 if positional else 1, 1, sharex=True, squeeze=False, height_ratios=[3, 1][-1 - positional :]
-        )
-        if positional:
-            top = axes[0, 0]
-            top.plot(ratios, self.token_norms.numpy(), linewidth=1.2)
-            top.set_ylabel("norm of each token's weights")
-            top.set_title(f"{self.solutions[0].head.name} head: tokens enter as beta falls")
-        bottom = axes[-1, 0]
-        bottom.plot(ratios, np.maximum(self.relative_gaps, 1e-16), "k.-", linewidth=1)
-        bottom.set_yscale("log")
-        bottom.set_ylabel("relative gap")
-        bottom.set_xscale("log")
-        bottom.set_xlabel("beta / beta_max")
-        bottom.invert_xaxis()
-        return figure
+    def plot(self, n_labels: int = 8, token_names: Sequence[Any] | None = None) -> Figure:
+        """Draw token norms against beta, as glmnet does, above the certified gap along the path.
+
+        The ``n_labels`` largest tokens are named at the end of their curve, by position or by ``token_names``.
+        """
+        from convexformer.path_figure import draw_path
+
+        return draw_path(self, n_labels, token_names)
 
 
 def path(
@@ -82,27 +110,78 @@ def path(
     Y: Any,
     n_betas: int = 20,
     beta_min_ratio: float = 1e-3,
+    *,
+    stop_early: bool = False,
     **problem_and_solver_options: Any,
 ) -> Path:
     """Solve at ``n_betas`` values from ``beta_max`` to ``beta_min_ratio * beta_max``, evenly in logarithm.
 
     Further options go to :class:`Problem` (loss, mask, sample_weight, intercept, device, dtype) and to :func:`solve`
-    (tolerance, solver, max_iter, ...). Every solution has its own certificate.
+    (tolerance, solver, max_iter, progress, ...). Every solution has its own certificate. ``stop_early`` ends the path where
+    the fit is saturated, by glmnet's rule: 99.9% of the loss at zero explained, or less than 1e-5 of it gained by a beta.
+    ``checkpoint`` names a folder, with a file for each beta; the same call goes on from what it finds there. Ctrl-C
+    returns what has been solved so far.
     """
     problem_options, solver_options = _split(problem_and_solver_options)
     ratios = beta_ratios(n_betas, beta_min_ratio)
     problem = Problem(head, X, Y, beta_ratio=1.0, **problem_options)
-    solutions = tuple(walk(problem, ratios, **solver_options))
-    return Path(tuple(solution.beta for solution in solutions), problem.beta_max, solutions)
+    return follow(problem, ratios, stop_early=stop_early, **solver_options)
 
 
-def walk(problem: Problem, ratios: np.ndarray, **solver_options: Any) -> Iterator[Solution]:
-    """Yield the solution at each ratio of ``beta_max``, warm-started from the one before."""
-    last = solver_options.pop("warm_start", None)
+def follow(problem: Problem, ratios: np.ndarray, *, stop_early: bool = False, **solver_options: Any) -> Path:
+    """Walk the path of a problem whose ``beta_ratio`` is 1, and keep it."""
+    solutions, betas, losses, stopped = StoredSolutions(), [], [], ""
+    try:
+        for solution in walk(problem, ratios, **solver_options):
+            solutions.append(solution)
+            betas.append(solution.beta)
+            losses.append(solution.objective - solution.beta * float(problem.penalty.value(solution.weights.Z)))
+            if stop_early and len(losses) >= AT_LEAST and _saturated(losses):
+                stopped = "saturated"
+                break
+    except KeyboardInterrupt:
+        if not betas:
+            raise
+    if not stopped and len(betas) < len(ratios):
+        stopped = "interrupted"
+    default = inspect.signature(solve).parameters["tolerance"].default
+    tolerance = float(solver_options.get("tolerance", default))
+    return Path(tuple(betas), problem.beta_max, solutions, tuple(losses), tolerance, stopped)
+
+
+def walk(
+    problem: Problem,
+    ratios: np.ndarray,
+    *,
+    progress: bool = False,
+    callback: Any = None,
+    checkpoint: str | os.PathLike[str] | None = None,
+    warm_start: Any = None,
+    **solver_options: Any,
+) -> Iterator[Solution]:
+    """Yield the solution at each ratio of ``beta_max``, warm-started from the one before; stop after an interrupted one."""
+    last = warm_start
     top = problem.beta  # beta_ratio = 1, so this is beta_max (or any positive number where beta_max is zero)
-    for ratio in ratios:
-        last = solve(problem.with_beta(top * float(ratio)), warm_start=last, **solver_options)
-        yield last
+    asked = False  # by the callback, to stop: perhaps at a check that also met the tolerance
+
+    with step_bar(f"{problem.head.name} path", len(ratios), shown=progress) as bar:
+
+        def look(record: Record, weights: Any) -> object:
+            nonlocal asked
+            if bar is not None:
+                bar.show(record)
+            asked = callback is not None and callback(record, weights) is True
+            return asked
+
+        for k, ratio in enumerate(ratios):
+            file = None if checkpoint is None else FilePath(checkpoint) / f"beta_{k:03d}.safetensors"
+            at = problem.with_beta(top * float(ratio))
+            last = solve(at, warm_start=last, callback=look, checkpoint=file, **solver_options)
+            if bar is not None:
+                bar.advance()
+            yield last
+            if asked or last.status is Status.INTERRUPTED:
+                return
 
 
 def beta_ratios(n_betas: int, beta_min_ratio: float) -> np.ndarray:
@@ -114,9 +193,18 @@ def beta_ratios(n_betas: int, beta_min_ratio: float) -> np.ndarray:
     return np.geomspace(1.0, beta_min_ratio, int(n_betas))
 
 
+def _explained(loss: float, null: float) -> float:
+    return 1 - loss / null if null > 0 else 0.0
+
+
+def _saturated(losses: list[float]) -> bool:
+    now, before = (_explained(loss, losses[0]) for loss in (losses[-1], losses[-2]))
+    return now > SATURATED or now - before < SMALL_GAIN
+
+
 def _split(options: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Sort options into the problem's and the solver's; the path itself sets the betas."""
-    known = {*PROBLEM_OPTIONS, *SOLVER_OPTIONS} - {"beta", "beta_ratio", "checkpoint"}
+    known = {*PROBLEM_OPTIONS, *SOLVER_OPTIONS} - {"beta", "beta_ratio"}
     for name in options:
         if name not in known:
             raise TypeError(unknown("option of path", name, known))

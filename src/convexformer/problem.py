@@ -167,6 +167,12 @@ class Problem:
         twin.shared = {}
         return twin
 
+    def coarse(self) -> Problem:
+        """Return the same problem with an operator in float32, for the first steps of a solver."""
+        twin = copy.copy(self)
+        twin.operator = self.operator.to(dtype=torch.float32)
+        return twin
+
     def reference(self) -> Problem:
         """Return the same problem in float64, from the tokens up: what certificates are computed with."""
         if self.tokens.X.dtype == torch.float64:

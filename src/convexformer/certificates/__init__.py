@@ -2,4 +2,4 @@
 
 from convexformer.certificates.gap import Certificate, DualPoint, certificate, certify, dual_point, dual_value
 
-__all__ = ["Certificate", "DualPoint", "certificate", "certify", "dual_point"]
+__all__ = ["Certificate", "DualPoint", "certificate", "certify", "dual_point", "dual_value"]

@@ -16,8 +16,9 @@ def draw(shape: tuple[int, ...], seed: int) -> Tensor:
 def sample_gates(X: Tensor, u1: Tensor, u2: Tensor) -> Tensor:
     """``(N, g)`` bool, ``1{u1_g^T X_i u2_g >= 0}`` for ``X: (N, s, d)``, ``u1: (g, s)``, ``u2: (g, d)``."""
     u1, u2 = u1.to(X.device, torch.float64), u2.to(X.device, torch.float64)
-    step = max(1, CHUNK // (X.shape[1] * (X.shape[2] + u1.shape[0])))
-    parts = [((x.to(torch.float64) @ u2.T) * u1.T).sum(1) >= 0 for x in X.split(step)]
+    rank_one = (u1[:, :, None] * u2[:, None, :]).flatten(1).T  # (s d, g): one product, and no temporary of size N s g
+    step = max(1, CHUNK // (X.shape[1] * X.shape[2]))
+    parts = [x.flatten(1).to(torch.float64) @ rank_one >= 0 for x in X.split(step)]
     return torch.cat(parts)
 
 

@@ -25,7 +25,7 @@ from convexformer.problem import Fit, Problem
 from convexformer.solvers import compiled
 from convexformer.solvers.rounds import Place, Rounds
 
-SWEEPS = 7  # between two extrapolations
+SWEEPS = 8  # between two extrapolations
 FLOOR = 0.1  # of a loss's largest curvature: the least that its model is given
 PATIENCE = 8  # extrapolations without gain, at which a round gives up
 REFINE_FROM = 1e-3  # relative gap from which on the rounding of float32 features is corrected

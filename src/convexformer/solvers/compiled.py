@@ -24,6 +24,7 @@ else:
     available = True
 
 NEWTON_STEPS = 50
+CHUNK = 4096  # rows gathered at a time
 
 
 @njit(cache=True, nogil=True)
@@ -122,18 +123,31 @@ def _length(q: Any, values: Any, beta: float, start: float) -> float:
     return nu
 
 
+@njit(cache=True, fastmath=True, nogil=True)
+def _add_gram(X: Any, rows: Any, gram: Any) -> None:
+    """``gram += X[rows]^T X[rows]``."""
+    d = gram.shape[0]
+    for n in rows:
+        for a in range(d):
+            for b in range(d):
+                gram[a, b] += X[n, a] * X[n, b]
+
+
 @njit(cache=True, nogil=True)
 def prepare(X: Any, rows: Any, root: Any, total: float, values: Any, vectors: Any) -> None:
     """Eigenvalues and vectors of the Gram matrix of one gated token, centred where there is an intercept."""
     d = X.shape[1]
-    own = np.empty((rows.shape[0], d), X.dtype)
-    mean = np.zeros(d)
-    for i in range(rows.shape[0]):
-        n = rows[i]
+    mean, gram = np.zeros(d), np.zeros((d, d))
+    for n in rows:
         for a in range(d):
-            own[i, a] = X[n, a]
             mean[a] += root[n] * X[n, a]
-    gram = np.dot(own.T, own).astype(np.float64)
+    if rows.shape[0] * d * d <= 1 << 20:  # too little for a BLAS, whose buffers would outweigh the tokens
+        _add_gram(X, rows, gram)
+    else:
+        for start in range(0, rows.shape[0], CHUNK):
+            whole = rows.shape[0] == X.shape[0]  # then rows are in order, and nothing need be gathered
+            own = X[start : start + CHUNK] if whole else X[rows[start : start + CHUNK]]
+            gram += np.dot(own.T, own)
     if total > 0.0:
         for a in range(d):
             for b in range(d):

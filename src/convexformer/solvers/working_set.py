@@ -22,7 +22,7 @@ from convexformer.solvers.rounds import Place, Rounds
 FEWEST, PART = 16, 4  # the first working set: so many slices, or this part of all
 NEAR = 0.9  # of beta: a slice whose polar is below that may wait for a later round
 WIDEST = 512  # width of tokens up to which blocks are minimised exactly
-SHARE = 0.1  # of the whole gap: how far a round is taken
+SHARE = 0.05  # of the whole gap: how far a round is taken
 
 
 def working_set(problem: Problem, start: Weights, monitor: Monitor) -> None:

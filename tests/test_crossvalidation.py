@@ -1,0 +1,156 @@
+"""Model selection: rules, engines, weights, and no leakage."""
+
+import joblib
+import numpy as np
+import pytest
+import torch
+from sklearn.metrics import make_scorer, max_error
+from sklearn.model_selection import GroupKFold, KFold
+from sklearn.utils.estimator_checks import parametrize_with_checks
+
+import convexformer as cf
+
+QUICK = {"n_betas": 2, "beta_min_ratio": 0.2, "cv": 2}
+
+
+@parametrize_with_checks([cf.TokenRegressorCV(**QUICK), cf.TokenClassifierCV(**QUICK)])
+def test_cross_validated_estimators_keep_scikit_learns_contract(estimator, check):
+    check(estimator)
+
+
+@pytest.fixture(scope="module")
+def planted():
+    rng = np.random.default_rng(5)
+    X = rng.standard_normal((120, 6, 3))
+    y = X[:, 1] @ rng.standard_normal(3) + X[:, 4] @ rng.standard_normal(3) + 1.5 * rng.standard_normal(120)
+    return X, y
+
+
+def test_the_one_standard_error_rule_takes_the_sparsest_head_that_is_as_good(planted):
+    options = {"n_betas": 10, "beta_min_ratio": 0.01, "cv": 5}
+    best = cf.TokenRegressorCV(**options).fit(*planted)
+    sparse = cf.TokenRegressorCV(selection="1se", **options).fit(*planted)
+    table = best.cv_results_
+    top = int(np.argmax(table["mean_test_score"]))
+    scores = np.array([table[f"split{k}_test_score"] for k in range(5)])
+    np.testing.assert_allclose(table["standard_error"], scores.std(0, ddof=1) / np.sqrt(5))
+    assert best.best_index_ == top
+    bar = table["mean_test_score"][top] - table["standard_error"][top]
+    assert sparse.best_index_ == np.flatnonzero(table["mean_test_score"] >= bar)[0] < top
+    assert sparse.beta_ratio_ > best.beta_ratio_
+    assert (sparse.token_importance_ > 0).sum() <= (best.token_importance_ > 0).sum()
+    assert sparse.beta_ == pytest.approx(sparse.beta_ratio_ * sparse.beta_max_)
+    assert sparse.certificate_.relative_gap <= sparse.tolerance
+    with pytest.raises(ValueError, match="selection"):
+        cf.TokenRegressorCV(selection="2se", **QUICK).fit(*planted)
+
+
+@pytest.mark.parametrize("backend", ["threading", "loky"])
+def test_folds_run_on_joblibs_current_backend(planted, backend):
+    serial = cf.TokenRegressorCV(**QUICK).fit(*planted)
+    threads = torch.get_num_threads()
+    with joblib.parallel_backend(backend, n_jobs=2):
+        parallel = cf.TokenRegressorCV(**QUICK).fit(*planted)
+    assert torch.get_num_threads() == threads
+    np.testing.assert_allclose(serial.cv_results_["mean_test_score"], parallel.cv_results_["mean_test_score"])
+
+
+def test_folds_that_share_a_process_share_its_threads(planted, monkeypatch):
+    seen = []
+    learn = cf.TokenRegressor._learn_scale
+    monkeypatch.setattr(
+        cf.TokenRegressor,
+        "_learn_scale",
+        lambda self, *args: (seen.append(torch.get_num_threads()), learn(self, *args)),
+    )
+    before = torch.get_num_threads()
+    torch.set_num_threads(4)
+    try:
+        with joblib.parallel_backend("threading", n_jobs=2):
+            cf.TokenRegressorCV(**QUICK).fit(*planted)
+        assert max(seen[:2]) <= 2
+        assert torch.get_num_threads() == 4
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_each_fold_standardises_on_its_own_training_part(planted, monkeypatch):
+    X, y = planted
+    seen = []
+    learn = cf.TokenRegressor._learn_scale
+
+    def watch(self, tokens, w):
+        learn(self, tokens, w)
+        seen.append((tokens.n_samples, self.mean_.clone()))
+
+    monkeypatch.setattr(cf.TokenRegressor, "_learn_scale", watch)
+    splitter = KFold(3)
+    cf.TokenRegressorCV(n_betas=2, beta_min_ratio=0.2, cv=splitter).fit(X, y)
+    assert len(seen) == 3 + 1  # once a fold, once for the last fit
+    for (size, mean), (train, _) in zip(seen[:3], splitter.split(X), strict=True):
+        assert size == len(train)
+        np.testing.assert_allclose(mean.numpy(), X[train].mean((0, 1)), atol=1e-12)
+    np.testing.assert_allclose(seen[3][1].numpy(), X.mean((0, 1)), atol=1e-12)
+
+
+def test_what_is_left_out_cannot_change_how_a_fold_is_fitted(planted):
+    X, y = planted
+    rows = [(np.arange(60), np.arange(60, 120))]
+    wild = X.copy()
+    wild[60:] = 1e3  # were these seen in training, scale and beta_max would change
+    scores = []
+    scorer = lambda model, tokens, targets: float(model.predict(X[:60]).sum())  # noqa: E731
+    for data in (X, wild):
+        scores.append(cf.TokenRegressorCV(**{**QUICK, "cv": rows}, scoring=scorer).fit(data, y).cv_results_)
+    np.testing.assert_array_equal(scores[0]["mean_test_score"], scores[1]["mean_test_score"])
+
+
+def test_sample_weights_count_in_the_score_where_a_scorer_takes_them(planted):
+    X, y = planted
+    w = np.ones(120)
+    w[::3] = 0.0
+    kept = w > 0
+    folds = [(np.arange(60), np.arange(60, 120))]
+    position = np.cumsum(kept) - 1
+    inner = [(position[np.arange(60)[kept[:60]]], position[60 + np.flatnonzero(kept[60:])])]
+    for scoring in (None, "neg_mean_squared_error"):
+        weighted = cf.TokenRegressorCV(**{**QUICK, "cv": folds}, scoring=scoring, tolerance=1e-9).fit(
+            X, y, sample_weight=w
+        )
+        dropped = cf.TokenRegressorCV(**{**QUICK, "cv": inner}, scoring=scoring, tolerance=1e-9).fit(X[kept], y[kept])
+        np.testing.assert_allclose(
+            weighted.cv_results_["mean_test_score"], dropped.cv_results_["mean_test_score"], atol=1e-3
+        )
+    plain = make_scorer(max_error, greater_is_better=False)  # has no weights
+    assert cf.TokenRegressorCV(**QUICK, scoring=plain).fit(X, y, sample_weight=w).best_score_ < 0
+
+
+def test_groups_reach_the_splitter_and_several_outputs_work(planted):
+    X, y = planted
+    groups = np.arange(120) % 4
+    model = cf.TokenRegressorCV(n_betas=2, beta_min_ratio=0.2, cv=GroupKFold(4)).fit(
+        X, np.stack([y, -y], 1), groups=groups
+    )
+    assert "split3_test_score" in model.cv_results_
+    assert model.predict(X).shape == (120, 2)
+    with pytest.raises(ValueError, match="per token"):
+        cf.TokenRegressorCV(head="mlp", **QUICK).fit(X, X[:, :, :2])
+
+
+def test_progress_of_folds_is_shown_and_the_model_can_be_saved(planted, tmp_path, capsys):
+    model = cf.TokenRegressorCV(verbose=1, **QUICK).fit(*planted)
+    capsys.readouterr()
+    loaded = cf.load(cf.save(model, tmp_path / "model"))
+    assert isinstance(loaded, cf.TokenRegressorCV)
+    np.testing.assert_array_equal(loaded.predict(planted[0]), model.predict(planted[0]))
+
+
+def test_ctrl_c_ends_the_search(planted, monkeypatch):
+    from convexformer import crossvalidation
+
+    def half(problem, ratios, **options):
+        yield cf.solve(problem.with_beta(0.01 * problem.beta), callback=lambda record, weights: True, tolerance=1e-12)
+
+    monkeypatch.setattr(crossvalidation, "walk", half)
+    with pytest.raises(KeyboardInterrupt):
+        cf.TokenRegressorCV(**QUICK).fit(*planted)
