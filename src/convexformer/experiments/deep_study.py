@@ -132,7 +132,7 @@ class Study:
             "rows": dict(zip(self.runs, self.rows(), strict=True)),
             "last_layers": {key: [layer.summary() for layer in layers] for key, layers in self.layers.items()},
             "numbers": self.numbers,
-            "figures": [str(file) for file, _ in self.figures],
+            "figures": [file.name for file, _ in self.figures],
             "seconds": seconds,
         }
         (self.output / "results.json").write_text(json.dumps(result, indent=1) + "\n")
