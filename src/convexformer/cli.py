@@ -19,8 +19,29 @@ from sklearn.exceptions import ConvergenceWarning
 
 from convexformer import __version__
 from convexformer.certificates import Certificate
+from convexformer.cli_options import (
+    ActivationOption,
+    DecayOption,
+    DeviceOption,
+    FileData,
+    GatesOption,
+    HeadOption,
+    InterceptOption,
+    JsonOption,
+    LossOption,
+    MaskOption,
+    ModelArgument,
+    SeedOption,
+    StandardizeOption,
+    TargetsOption,
+    TaskOption,
+    TokensArgument,
+    ToleranceOption,
+    WeightOption,
+    XOption,
+    YOption,
+)
 from convexformer.data import TokenDataset
-from convexformer.data.files import pick_array, read_arrays
 from convexformer.estimators import TokenClassifier, TokenEstimator, TokenRegressor
 from convexformer.io import load, save
 from convexformer.path import beta_ratios, follow
@@ -42,27 +63,6 @@ class Exit(IntEnum):
     DONE = 0
     BAD_INPUT = 2
     NOT_CERTIFIED = 3
-
-
-TokensArgument = Annotated[Path, typer.Argument(help="Tokens: npz, npy or safetensors, an array (N, s, d) or (N, p).")]
-TargetsOption = Annotated[Path | None, typer.Option("--targets", help="A file for the targets, if not in TOKENS.")]
-XOption = Annotated[str, typer.Option("--x", help="Name of the tokens array.")]
-YOption = Annotated[str, typer.Option("--y", help="Name of the targets array.")]
-MaskOption = Annotated[str | None, typer.Option("--mask", help="Name of the mask array (N, s), 1 = real token.")]
-WeightOption = Annotated[str | None, typer.Option("--weight", help="Name of the sample weights array (N,).")]
-ModelArgument = Annotated[Path, typer.Argument(help="A model folder written by `convexformer fit`.")]
-HeadOption = Annotated[str, typer.Option(help="attention, self_attention, mlp_mixer, fno, mlp, linear, ...")]
-ActivationOption = Annotated[str, typer.Option(help="linear or gated_relu.")]
-DecayOption = Annotated[str, typer.Option(help="Attention only: l1 (sparse heads) or l2 (ordinary weight decay).")]
-GatesOption = Annotated[int, typer.Option(help="Number of gates, for gated_relu.")]
-ToleranceOption = Annotated[float, typer.Option(help="Relative duality gap to certify.")]
-LossOption = Annotated[str, typer.Option(help="auto, or the name of a loss.")]
-TaskOption = Annotated[str, typer.Option(help="auto (by the targets), classify or regress.")]
-DeviceOption = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
-SeedOption = Annotated[int, typer.Option(help="Seed of the gates.")]
-StandardizeOption = Annotated[bool, typer.Option(help="Centre and scale each channel.")]
-InterceptOption = Annotated[bool, typer.Option(help="Fit an unpenalised intercept.")]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")]
 
 
 def main() -> None:
@@ -160,7 +160,7 @@ def fit(
     Example: [bold]convexformer fit train.npz --head attention --beta-ratio 0.05 --output model[/]
     """
     with _user_errors():
-        data = _Data.read(tokens, targets, x, y, mask, weight)
+        data = FileData.read(tokens, targets, x, y, mask, weight)
         kind = _estimator_type(task, data.y)
         estimator = kind(
             head=head,
@@ -218,7 +218,7 @@ def predict(
     """
     with _user_errors():
         estimator = _load_estimator(model)
-        data = _Data.read(tokens, None, x, None, mask, None)
+        data = FileData.read(tokens, None, x, None, mask, None)
         predictions = estimator.predict(data.X, mask=data.mask)
         outputs = estimator._outputs(data.X, data.mask)
         _write_predictions(output, predictions, outputs)
@@ -243,7 +243,7 @@ def certify(
     """
     with _user_errors():
         estimator = _load_estimator(model)
-        data = _Data.read(tokens, targets, x, y, mask, weight)
+        data = FileData.read(tokens, targets, x, y, mask, weight)
         proof = estimator.certify(data.X, data.y, sample_weight=data.weight, mask=data.mask)
         goal = estimator.tolerance if tolerance is None else tolerance
     _show({"model": str(model), **_certificate_rows(proof, goal)}, as_json, "recomputed")
@@ -281,7 +281,7 @@ def path(
     Example: [bold]convexformer path train.npz --n-betas 20 --beta-min-ratio 0.01 --output path[/]
     """
     with _user_errors():
-        data = _Data.read(tokens, targets, x, y, mask, weight)
+        data = FileData.read(tokens, targets, x, y, mask, weight)
         estimator = _estimator_type(task, data.y)(
             head=head,
             activation=activation,
@@ -343,39 +343,6 @@ def bench(
 
 
 # ---------------------------------------------------------------------- reading
-
-
-class _Data:
-    """Tokens, targets, mask and weights from one or two files."""
-
-    def __init__(self, X: np.ndarray, y: Any, mask: np.ndarray | None, weight: np.ndarray | None) -> None:
-        self.X, self.y, self.mask, self.weight = X, y, mask, weight
-
-    @classmethod
-    def read(
-        cls, tokens: Path, targets: Path | None, x: str, y: str | None, mask: str | None, weight: str | None
-    ) -> _Data:
-        arrays = read_arrays(tokens)
-        labels = None
-        if y is not None and targets is not None:
-            labels = pick_array(read_arrays(targets), y, "targets", targets)
-        elif y is not None:
-            if y not in arrays:
-                raise ValueError(
-                    f"{tokens} has no array {y!r} for the targets; it holds {', '.join(sorted(arrays))}. "
-                    "Name it with --y, or give another file with --targets."
-                )
-            labels = arrays[y]
-        inputs = pick_array(arrays, x, "tokens", tokens)
-        own_mask = None if mask is None else _exact(arrays, mask, "mask", tokens)
-        own_weight = None if weight is None else _exact(arrays, weight, "weights", tokens)
-        return cls(inputs, labels, own_mask, own_weight)
-
-
-def _exact(arrays: dict[str, np.ndarray], name: str, role: str, source: Path) -> np.ndarray:
-    if name not in arrays:
-        raise ValueError(f"{source} has no array {name!r} for the {role}; it holds {', '.join(sorted(arrays))}.")
-    return arrays[name]
 
 
 def _estimator_type(task: str, y: np.ndarray) -> Callable[..., Any]:

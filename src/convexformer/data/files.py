@@ -7,8 +7,10 @@ import zipfile
 from pathlib import Path
 
 import numpy as np
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.numpy import load_file
+from safetensors.torch import save_file
+from torch import Tensor
 
 SUFFIXES = (".npz", ".npy", ".safetensors")
 
@@ -41,3 +43,29 @@ def pick_array(arrays: dict[str, np.ndarray], name: str, role: str, source: obje
     if len(arrays) == 1:
         return next(iter(arrays.values()))
     raise ValueError(f"{source} has no array {name!r} for the {role}; it holds {', '.join(sorted(arrays))}.")
+
+
+def read_checkpoint(path: Path, fingerprint: str, whose: str) -> tuple[int, dict[str, Tensor]] | None:
+    """Return the iteration and the tensors of a checkpoint; None when there is no file yet.
+
+    A file that cannot be read, or whose fingerprint is another's, is an error; ``whose`` says what it should belong to.
+    """
+    if not path.exists():
+        return None
+    try:
+        with safe_open(str(path), framework="pt") as file:
+            meta = file.metadata() or {}
+            tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118  (not a dict)
+    except (SafetensorError, OSError) as error:
+        raise ValueError(f"the checkpoint {path} cannot be read ({error}); delete it to start afresh.") from error
+    if meta.get("fingerprint") != fingerprint:
+        raise ValueError(f"the checkpoint {path} belongs to another {whose}; delete it or choose another path.")
+    return int(meta.get("iteration", "0")), tensors
+
+
+def write_checkpoint(path: Path, fingerprint: str, iteration: int, tensors: dict[str, Tensor]) -> None:
+    """Write a checkpoint anew; a crash never leaves half of one."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(path.name + ".part")
+    save_file(tensors, str(part), metadata={"fingerprint": fingerprint, "iteration": str(iteration)})
+    os.replace(part, path)

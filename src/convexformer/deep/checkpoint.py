@@ -11,10 +11,9 @@ from typing import final
 
 import numpy as np
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
+from convexformer.data.files import read_checkpoint, write_checkpoint
 from convexformer.deep.base import SequenceModel
 from convexformer.deep.batches import Split
 from convexformer.deep.options import Training
@@ -32,24 +31,13 @@ class TrainingCheckpoint:
 
     def read(self) -> tuple[int, dict[str, Tensor], dict[str, np.ndarray]] | None:
         """Return the iteration, the state of training and the history so far; None when there is no file yet."""
-        if not self.path.exists():
+        found = read_checkpoint(self.path, self.fingerprint, "run (other model, seeds, data or options)")
+        if found is None:
             return None
-        try:
-            with safe_open(str(self.path), framework="pt") as file:
-                meta = file.metadata() or {}
-                tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118  (not a dict)
-        except (SafetensorError, OSError) as error:
-            raise ValueError(
-                f"the checkpoint {self.path} cannot be read ({error}); delete it to train afresh."
-            ) from error
-        if meta.get("fingerprint") != self.fingerprint:
-            raise ValueError(
-                f"the checkpoint {self.path} belongs to another run (other model, seeds, data or options); delete it or "
-                "choose another path."
-            )
+        iteration, tensors = found
         past = {key[8:]: value.numpy() for key, value in tensors.items() if key.startswith("history.")}
         state = {key: value for key, value in tensors.items() if not key.startswith("history.")}
-        return int(meta["iteration"]), state, past
+        return iteration, state, past
 
     def write(self, iteration: int, state: dict[str, Tensor], history: dict[str, np.ndarray]) -> None:
         """Write the file anew; a crash never leaves half of one."""
@@ -57,10 +45,7 @@ class TrainingCheckpoint:
         tensors |= {
             f"history.{name}": torch.from_numpy(np.ascontiguousarray(values)) for name, values in history.items()
         }
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        part = self.path.with_name(self.path.name + ".part")
-        save_file(tensors, str(part), metadata={"fingerprint": self.fingerprint, "iteration": str(iteration)})
-        os.replace(part, self.path)
+        write_checkpoint(self.path, self.fingerprint, iteration, tensors)
 
 
 def _fingerprint(model: SequenceModel, split: Split, training: Training) -> str:

@@ -11,10 +11,9 @@ from typing import final
 
 import numpy as np
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 
 from convexformer.architecture import Weights
+from convexformer.data.files import read_checkpoint, write_checkpoint
 from convexformer.problem import Problem
 
 
@@ -33,23 +32,11 @@ class Checkpoint:
 
     def resume(self) -> tuple[Weights, int] | None:
         """Return the stored point and its iteration; None when there is no file yet."""
-        if not self.path.exists():
+        found = read_checkpoint(self.path, self.fingerprint, "problem (other data, head, loss or beta)")
+        if found is None:
             return None
-        try:
-            with safe_open(str(self.path), framework="pt") as file:
-                meta = file.metadata() or {}
-                tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118  (not a dict)
-        except (SafetensorError, OSError) as error:
-            raise ValueError(
-                f"the checkpoint {self.path} cannot be read ({error}); delete it to start afresh."
-            ) from error
-        if meta.get("fingerprint") != self.fingerprint or not {"Z", "U"} & set(tensors):
-            raise ValueError(
-                f"the checkpoint {self.path} belongs to another problem (other data, head, loss or beta); "
-                "delete it or choose another path."
-            )
+        self._first, tensors = found
         weights = Weights.of_tensors(tensors, self._shape)
-        self._first = int(meta.get("iteration", "0"))
         return weights.to(device=self._like.device, dtype=self._like.dtype), self._first
 
     def keep(self, weights: Weights, iteration: int, *, now: bool = False) -> None:
@@ -60,12 +47,7 @@ class Checkpoint:
         if not now and time.perf_counter() - self._last < self.every_seconds:
             return
         tensors = {name: tensor.contiguous().cpu() for name, tensor in weights.tensors().items()}
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        part = self.path.with_name(self.path.name + ".part")
-        save_file(
-            tensors, str(part), metadata={"fingerprint": self.fingerprint, "iteration": str(self._first + iteration)}
-        )
-        os.replace(part, self.path)
+        write_checkpoint(self.path, self.fingerprint, self._first + iteration, tensors)
         self._last = time.perf_counter()
 
 

@@ -198,6 +198,36 @@ def _at_rest(g: Any, drift: Any, z: Any, beta: float) -> bool:
 
 
 @njit(cache=True, nogil=True)
+def _visit(
+    j: int,
+    index: Any,
+    data: Any,
+    spectra: Any,
+    beta: float,
+    scale: float,
+    z: Any,
+    drift: Any,
+    R: Any,
+    step: Any,
+) -> bool:
+    """Minimise in group ``j``: ``z`` and ``step`` are set, nothing else; tell whether anything changed."""
+    token, gate, output = index
+    X, rows, first, root, total = data
+    values, vectors, ready = spectra
+    k, u = token[j], gate[j]
+    own = rows[first[u] : first[u + 1]]
+    g = np.empty(z.shape[0])
+    _gradient(X[k], own, R[output[j]], g)
+    if _at_rest(g, drift, z, beta):
+        return False
+    b = u * X.shape[0] + k
+    if not ready[b]:
+        prepare(X[k], own, root, total, values[b], vectors[b])
+        ready[b] = True
+    return _minimise(g, z, beta, vectors[b], values[b], scale, step) > 0.0
+
+
+@njit(cache=True, nogil=True)
 def sweep(groups: Any, index: Any, data: Any, spectra: Any, beta: float, Z: Any, drift: Any, R: Any) -> None:
     """Squared loss: minimise the objective exactly in each of the groups in turn.
 
@@ -205,20 +235,11 @@ def sweep(groups: Any, index: Any, data: Any, spectra: Any, beta: float, Z: Any,
     """
     token, gate, output = index
     X, rows, first, root, total = data
-    values, vectors, ready = spectra
-    g, step = np.empty(Z.shape[1]), np.empty(Z.shape[1])
+    step = np.empty(Z.shape[1])
     for j in groups:
-        k, u, l = token[j], gate[j], output[j]
-        own = rows[first[u] : first[u + 1]]
-        _gradient(X[k], own, R[l], g)
-        if _at_rest(g, drift[j], Z[j], beta):
-            continue
-        b = u * X.shape[0] + k
-        if not ready[b]:
-            prepare(X[k], own, root, total, values[b], vectors[b])
-            ready[b] = True
-        if _minimise(g, Z[j], beta, vectors[b], values[b], 1.0, step) > 0.0:
-            _move(X[k], own, step, R[l], root, total)
+        if _visit(j, index, data, spectra, beta, 1.0, Z[j], drift[j], R, step):
+            own = rows[first[gate[j]] : first[gate[j] + 1]]
+            _move(X[token[j]], own, step, R[output[j]], root, total)
 
 
 @njit(cache=True, fastmath=True, nogil=True)
@@ -278,21 +299,12 @@ def bent_sweep(
     fixed point does not depend on it.
     """
     token, gate, output = index
-    X, rows, first, root, total = data
-    values, vectors, ready = spectra
-    g, step = np.empty(Z.shape[1]), np.empty(Z.shape[1])
+    X, rows, first, root, _ = data
+    step = np.empty(Z.shape[1])
     for j in groups:
-        k, u, l = token[j], gate[j], output[j]
-        own = rows[first[u] : first[u + 1]]
-        _gradient(X[k], own, R[l], g)
-        if _at_rest(g, drift[j], Z[j], beta):
-            continue
-        b = u * X.shape[0] + k
-        if not ready[b]:
-            prepare(X[k], own, root, total, values[b], vectors[b])
-            ready[b] = True
-        if _minimise(g, Z[j], beta, vectors[b], values[b], scales[j], step) > 0.0:
-            met = _bend(X[k], own, step, l, R, H, mixed, root, mass[l], D)
+        if _visit(j, index, data, spectra, beta, scales[j], Z[j], drift[j], R, step):
+            own, l = rows[first[gate[j]] : first[gate[j] + 1]], output[j]
+            met = _bend(X[token[j]], own, step, l, R, H, mixed, root, mass[l], D)
             scales[j] = max(scales[j], met)
 
 
