@@ -13,7 +13,7 @@ help:
 	@echo "make test       lint, types, import order and the test suite (what CI runs)"
 	@echo "make test-slow  the slow tests as well"
 	@echo "make test-gpu   the tests that need a CUDA device, in the current Python, nothing installed"
-	@echo "make bench      token-sparse attention against adelie, celer, skglm, copt, CVXPY and Adam (about 15 minutes)"
+	@echo "make bench      token-sparse attention against adelie, celer, skglm, copt, CVXPY and Adam (about 20 minutes)"
 	@echo "make bench-quick  the same on small sizes (about two minutes); tables and figures go to runs/bench*/"
 	@echo "make format     let ruff rewrite the code"
 

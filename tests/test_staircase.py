@@ -11,6 +11,8 @@ import convexformer as cf
 from convexformer.architecture import Head, Weights
 from convexformer.gauges import NuclearNorm, PolarKind, spectral
 from convexformer.operators import BilinearOperator, ImplicitMatrix, LowRank, SelfAttentionOperator
+from convexformer.solvers import staircase
+from convexformer.threads import tensor_cores
 
 
 class Entries(BilinearOperator):
@@ -137,6 +139,33 @@ def test_weights_pass_between_solvers_and_through_checkpoints(attention, tmp_pat
     assert cf.solve(problem, tolerance=1e-6, solver="staircase", warm_start=dense).objective == pytest.approx(
         dense.objective, rel=1e-6
     )
+
+
+def test_high_ranks_are_handed_over_to_dense_weights(attention, monkeypatch):
+    problem = cf.Problem("self_attention", *attention, beta_ratio=0.01)
+    alone = cf.solve(problem, tolerance=1e-7, solver="staircase")
+    assert isinstance(alone.weights.Z, LowRank)  # a matrix too small for it to pay
+    monkeypatch.setattr(staircase, "MANY_TERMS", 1)
+    handed = cf.solve(problem, tolerance=1e-7, solver="staircase")
+    assert isinstance(handed.weights.Z, torch.Tensor)
+    assert handed.status is cf.Status.CONVERGED
+    assert handed.objective == pytest.approx(alone.objective, rel=2e-7)
+
+
+def test_the_rough_start_leaves_no_trace(attention, monkeypatch):
+    problem = cf.Problem("self_attention", *attention, beta_ratio=0.05)
+    rough = cf.solve(problem, tolerance=1e-9, solver="staircase")
+    monkeypatch.setattr(staircase, "_first", staircase._descend)  # in float64 all the way
+    exact = cf.solve(problem, tolerance=1e-9, solver="staircase")
+    assert rough.weights.Z.dtype == torch.float64
+    assert rough.objective == pytest.approx(exact.objective, rel=2e-9)
+
+
+def test_tensor_cores_are_allowed_for_a_while_only():
+    before = torch.backends.cuda.matmul.allow_tf32
+    with tensor_cores():
+        assert torch.backends.cuda.matmul.allow_tf32
+    assert torch.backends.cuda.matmul.allow_tf32 == before
 
 
 def test_the_staircase_says_which_penalties_it_serves():

@@ -1,4 +1,4 @@
-"""One thread for work in small pieces: handing microseconds of it to many cores makes it tens of times slower."""
+"""How the machine is used: one thread for work in small pieces, tensor cores for rough products on a GPU."""
 
 from __future__ import annotations
 
@@ -25,3 +25,14 @@ def few_threads(tokens: Tensor, n_outputs: int = 1) -> Iterator[None]:
             yield
         finally:
             torch.set_num_threads(before)
+
+
+@contextmanager
+def tensor_cores() -> Iterator[None]:
+    """Let float32 products on a GPU round their factors to TF32 (three digits), and restore what was set before."""
+    before = torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = True
+    try:
+        yield
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = before
