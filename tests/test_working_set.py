@@ -208,3 +208,14 @@ def test_rounds_give_up_when_nothing_is_gained(monkeypatch):
     X, F = sparse_data(RNG)
     problem = cf.Problem("attention", X, F, beta_ratio=0.05)
     assert cf.solve(problem, tolerance=1e-8, solver="working_set").certificate.relative_gap <= 1e-8
+
+
+def test_saturated_softmax_paths_stay_quick():
+    X, y = cf.data.digits(patch=2)
+    estimator = cf.TokenClassifier()
+    problem = estimator.path_problem(X[:600], y[:600])
+    start = cf.solve(problem.with_beta(0.02 * problem.beta_max), 1e-3, solver="working_set")
+    small = problem.with_beta(0.01 * problem.beta_max)  # steps of the model overshoot here, far into saturation
+    solution = cf.solve(small, 1e-4, solver="working_set", warm_start=start, max_time=20)
+    assert solution.status is cf.Status.CONVERGED
+    assert solution.objective == pytest.approx(cf.solve(small, 1e-4).objective, rel=2e-4)

@@ -238,7 +238,10 @@ class BentDescent(BlockDescent):
         return self.problem.fit(torch.from_numpy((S / self.divisor).T.copy()), self.fit.intercept)
 
     def _loss(self, S: np.ndarray) -> float:
-        return self.fit.value if S is self.S else self._fit(S).value
+        """The loss with the intercept as it is: its best one could only be lower, and is slow to find far from here."""
+        outputs = torch.from_numpy((S / self.divisor).T)
+        outputs = outputs if self.fit.intercept is None else outputs + self.fit.intercept
+        return float((self.problem.w * self.problem.loss.value(outputs, self.problem.Y)).sum()) + self.problem.offset
 
     def _sweep(self, groups: np.ndarray) -> None:
         at, start, S = self.store, self.Z[groups], self.S
@@ -252,12 +255,10 @@ class BentDescent(BlockDescent):
         step, noise = self.Z[groups] - start, 1e-14 * abs(before)
         t = 1.0
         for _ in range(30):
-            fit = self._fit(S + t * self.D)
-            Z = start + t * step
-            value = fit.value + self.beta * float(_norms(Z).sum()) + float(np.vdot(self.drift[groups], Z))
-            if value <= before + noise:
+            trial, Z = S + t * self.D, start + t * step
+            if self._value(trial, Z, groups) <= before + noise:
                 self.Z[groups] = Z
-                self._set(S + t * self.D, fit)
+                self._settle(trial)
                 return
             t /= 2
             self.scales[groups] *= 2
