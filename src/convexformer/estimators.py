@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import Any
 
 import numpy as np
@@ -26,7 +27,7 @@ from convexformer.solvers import solve
 __all__ = ["TokenClassifier", "TokenRegressor"]
 
 
-class TokenEstimator(BaseEstimator):
+class TokenEstimator(BaseEstimator, ABC):
     """What the estimators share: reading tokens, standardising, solving, certifying.
 
     ``X`` is ``(N, s, d)``, or ``(N, p)`` taken as one token of size ``p`` (``token_shape=(s, d)`` reshapes it), or a list
@@ -191,15 +192,15 @@ class TokenEstimator(BaseEstimator):
 
     # ------------------------------------------------------------------ reading
 
+    @abstractmethod
     def _read_training(
         self, X: Any, y: Any, sample_weight: Any, mask: Any
     ) -> tuple[TokenDataset, np.ndarray, np.ndarray | None]:
         """Validate tokens, targets and weights; targets come back as the loss wants them."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _read_targets(self, y: Any) -> np.ndarray:
         """Validate targets alone, as the user has them."""
-        raise NotImplementedError
 
     def _read_tokens(self, X: Any, mask: Any, *, reset: bool) -> TokenDataset:
         """Read tokens; 2-D input goes through scikit-learn's own validation."""

@@ -53,7 +53,9 @@ class Operator(ABC):
 
     def restricted(self, tokens: Tensor) -> Operator:
         """Return the operator on the slices of these tokens alone, where :meth:`token_features` has some."""
-        raise NotImplementedError(f"{type(self).__name__} has no slices of tokens.")
+        raise TypeError(
+            f"the weights of a {type(self).__name__} do not come in slices of tokens; it cannot be restricted."
+        )
 
     @abstractmethod
     def to(self, *, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> Operator:
