@@ -51,7 +51,7 @@ def test_a_compressed_problem_has_the_same_objective_and_gradient(case):
     problem, small, *_ = forms(case, 3)
     Z = torch.from_numpy(np.random.default_rng(4).standard_normal(problem.operator.weight_shape))
     one, two = (p.fit(p.operator.apply(Z)) for p in (problem, small))
-    assert one.value == pytest.approx(two.value, rel=1e-10)
+    assert float(one.value) == pytest.approx(float(two.value), rel=1e-10)
     gradients = [p.operator.adjoint(fit.V) for p, fit in ((problem, one), (small, two))]
     assert torch.allclose(*gradients, rtol=1e-9, atol=1e-9 * float(gradients[0].abs().max()))
 

@@ -108,7 +108,9 @@ def test_sweeps_never_raise_the_objective(loss):
         values.append(descent._value(descent.S, descent.Z, groups))
     assert all(b <= a + 1e-12 * values[0] for a, b in pairwise(values))
     weights = torch.from_numpy(descent.Z).view(24, 3, 3).transpose(1, 2)
-    exact = problem.fit(problem.operator.apply(weights)).value + problem.beta * float(problem.penalty.value(weights))
+    exact = float(problem.fit(problem.operator.apply(weights)).value) + problem.beta * float(
+        problem.penalty.value(weights)
+    )
     assert values[-1] == pytest.approx(exact, rel=1e-6)  # the state has kept up with the weights
 
 

@@ -26,7 +26,8 @@ from convexformer.targets import read_targets
 class Fit:
     """The loss at some outputs, with the intercept fitted exactly where the problem has one."""
 
-    value: float
+    value: Tensor
+    """A scalar in float64, on the device of the outputs: an iteration need not wait for it."""
     outputs: Tensor
     """``(R, c)`` with the intercept added."""
     intercept: Tensor | None
@@ -99,16 +100,21 @@ class Problem:
         """The smallest beta at which ``Z = 0`` is optimal (for the ridge: the curvature scale, see ``Ridge``)."""
         return self._zero_polar().value
 
-    def fit(self, outputs: Tensor, start: Tensor | None = None) -> Fit:
-        """Evaluate the loss at outputs ``A Z``: value, intercept, gradients."""
+    def fit(self, outputs: Tensor, start: Tensor | None = None, *, follow: bool = False) -> Fit:
+        """Evaluate the loss at outputs ``A Z``: value, intercept, gradients.
+
+        With ``follow`` the intercept takes a few steps from ``start``, that of outputs nearby, and nothing is read by the
+        host; else it is minimised exactly.
+        """
         b, dtype = None, outputs.dtype
         outputs = outputs.double()  # sums over samples: in float32 they would cost three digits of the gap
         if self.intercept:
             first = self._intercept_start if start is None else start.double()
-            b = self.loss.best_intercept(outputs, self.Y, self.w, first)
+            find = self.loss.follow_intercept if follow else self.loss.best_intercept
+            b = find(outputs, self.Y, self.w, first)
             outputs = outputs + b
         U = self.loss.gradient(outputs, self.Y)
-        value = float((self.w * self.loss.value(outputs, self.Y)).sum()) + self.offset
+        value = (self.w * self.loss.value(outputs, self.Y)).sum() + self.offset
         return Fit(value, outputs, b, U, (self.w[:, None] * U).to(dtype))
 
     def objective(self, weights: Weights) -> float:

@@ -1,9 +1,10 @@
-"""How the machine is used: one thread for work in small pieces, tensor cores for rough products on a GPU."""
+"""How the machine is used: threads for small pieces, tensor cores for rough products, reading from a busy GPU."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import final
 
 import torch
 from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
@@ -36,3 +37,28 @@ def tensor_cores() -> Iterator[None]:
         yield
     finally:
         torch.backends.cuda.matmul.allow_tf32 = before
+
+
+@final
+class Reading:
+    """A few scalars on their way from a device to the host: sent for at once, waited for only when read.
+
+    Meanwhile the device may be given more to do; a plain ``float()`` would wait for all of that as well.
+    """
+
+    def __init__(self, *scalars: Tensor) -> None:
+        sent = torch.stack([scalar.double() for scalar in scalars])
+        self._event = None
+        if sent.is_cuda:
+            self._host = torch.empty(len(scalars), dtype=torch.float64, pin_memory=True)
+            self._host.copy_(sent, non_blocking=True)
+            self._event = torch.cuda.Event()
+            self._event.record()
+        else:
+            self._host = sent
+
+    def read(self) -> list[float]:
+        """Return the numbers once they are here."""
+        if self._event is not None:
+            self._event.synchronize()
+        return self._host.tolist()

@@ -189,7 +189,7 @@ def _kkt(problem: Problem, fit: Fit, point: DualPoint, outputs: Tensor, penalty:
     slack = abs(inner - value - problem.penalty.conjugate(point.M, beta))
     residuals = {
         "feasibility": max(0.0, point.polar.value / beta - 1.0),
-        "alignment": slack / max(abs(inner), abs(value), abs(fit.value), torch.finfo(torch.float64).tiny),
+        "alignment": slack / max(abs(inner), abs(value), abs(float(fit.value)), torch.finfo(torch.float64).tiny),
         "scale": point.scale,
     }
     if fit.intercept is not None:

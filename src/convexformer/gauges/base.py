@@ -49,8 +49,8 @@ class Penalty(ABC):
         """``g(Z)``, a scalar tensor; ``Z`` is a tensor, or low-rank weights where the penalty knows them."""
 
     @abstractmethod
-    def prox(self, Z: Tensor, step: float) -> Tensor:
-        """``argmin_W 1/2 ||W - Z||^2 + step g(W)``."""
+    def prox(self, Z: Tensor, step: float | Tensor) -> Tensor:
+        """``argmin_W 1/2 ||W - Z||^2 + step g(W)``; a step on a device is never read by the host."""
 
     @abstractmethod
     def scale_limit(self, M: Any, beta: float, *, quick: bool = False) -> tuple[float, Polar]:

@@ -32,7 +32,7 @@ class SumPenalty(Penalty):
         """Add the values."""
         return torch.stack([part.value(piece) for part, piece in self._split(Z)]).sum()
 
-    def prox(self, Z: Tensor, step: float) -> Tensor:
+    def prox(self, Z: Tensor, step: float | Tensor) -> Tensor:
         """Apply each prox to its part."""
         return torch.cat([part.prox(piece, step).flatten() for part, piece in self._split(Z)])
 

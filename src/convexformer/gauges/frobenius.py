@@ -22,9 +22,9 @@ class FrobeniusNorm(Gauge):
         """``||Z||_F``."""
         return torch.linalg.vector_norm(Z)
 
-    def prox(self, Z: Tensor, step: float) -> Tensor:
+    def prox(self, Z: Tensor, step: float | Tensor) -> Tensor:
         """Shrink the norm by ``step``."""
-        return Z * (1 - step / self.value(Z).clamp_min(step)) if step > 0 else Z
+        return Z * (1 - step / self.value(Z).clamp_min(step).clamp_min(torch.finfo(Z.dtype).tiny))
 
     def polar(self, M: Tensor) -> Polar:
         """``||M||_F``: exact."""

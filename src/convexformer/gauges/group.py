@@ -35,10 +35,10 @@ class GroupNorm(Gauge):
         """Sum of the group norms."""
         return self.norms(Z).sum()
 
-    def prox(self, Z: Tensor, step: float) -> Tensor:
+    def prox(self, Z: Tensor, step: float | Tensor) -> Tensor:
         """Shrink each group's norm by ``step``."""
-        norms = self.norms(Z)
-        return Z * (1 - step / norms.clamp_min(step)) if step > 0 else Z
+        tiny = torch.finfo(Z.dtype).tiny  # for groups of norm zero and a step of zero
+        return Z * (1 - step / self.norms(Z).clamp_min(step).clamp_min(tiny))
 
     def slice_polars(self, M: Tensor) -> Tensor:
         """Return the largest group norm in each slice."""

@@ -21,7 +21,7 @@ class L1Norm(Gauge):
         """Sum of absolute values."""
         return Z.abs().sum()
 
-    def prox(self, Z: Tensor, step: float) -> Tensor:
+    def prox(self, Z: Tensor, step: float | Tensor) -> Tensor:
         """Soft threshold."""
         return torch.sign(Z) * (Z.abs() - step).clamp_min(0)
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from convexformer.gauges.base import Gauge, Polar
-from convexformer.gauges.spectral import bound, estimate, gram, largest
+from convexformer.gauges.spectral import bound, eigh, estimate, gram, largest
 
 
 @final
@@ -29,17 +29,15 @@ class NuclearNorm(Gauge):
         values = torch.linalg.svdvals(Z) if isinstance(Z, Tensor) else Z.singular_values()
         return self.scale * values.sum()
 
-    def prox(self, Z: Tensor, step: float) -> Tensor:
+    def prox(self, Z: Tensor, step: float | Tensor) -> Tensor:
         """Singular-value thresholding of each slice, by the eigenvectors of its small Gram matrix.
 
         With ``Z = U S V^T`` and ``Z^T Z = V S^2 V^T``, the prox is ``Z V (1 - step/S)_+ V^T``: several times faster
         than the SVD, and as accurate where it matters, since values far below ``step`` vanish.
         """
         step = self.scale * step
-        if step <= 0:
-            return Z
-        squares, V = torch.linalg.eigh(gram(Z.double()))  # squaring in float32 would lose the values near the step
-        keep = 1 - step / squares.clamp_min(step**2).sqrt()
+        squares, V = eigh(gram(Z.double()))  # squaring in float32 would lose the values near the step
+        keep = 1 - step / squares.clamp_min(step**2).sqrt().clamp_min(torch.finfo(squares.dtype).tiny)
         shrink = ((V * keep[..., None, :]) @ V.mT).to(Z.dtype)
         return Z @ shrink if Z.shape[-2] >= Z.shape[-1] else shrink @ Z
 

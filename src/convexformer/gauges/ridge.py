@@ -20,7 +20,7 @@ class Ridge(Penalty):
         """Half the squared norm."""
         return 0.5 * Z.square().sum()
 
-    def prox(self, Z: Tensor, step: float) -> Tensor:
+    def prox(self, Z: Tensor, step: float | Tensor) -> Tensor:
         """``Z / (1 + step)``."""
         return Z / (1 + step)
 

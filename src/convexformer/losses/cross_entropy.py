@@ -75,6 +75,10 @@ class CrossEntropy(Loss):
                 "Relabel the classes 0..c-1 without gaps (np.unique(y, return_inverse=True)) or use intercept=False."
             )
 
+    def intercept_step(self, F: Tensor, Y: Tensor, w: Tensor, slope: Tensor) -> Tensor:
+        """``-H^-1 slope`` for intercepts of mean zero, of bounded length: far from the root the model means little."""
+        return _newton_step(F.softmax(1), w, slope)
+
     def best_intercept(self, F: Tensor, Y: Tensor, w: Tensor, start: Tensor) -> Tensor:
         """Damped Newton in ``c`` variables; where outputs are saturated, along temperatures that fall to one.
 
@@ -93,11 +97,19 @@ class CrossEntropy(Loss):
         return b
 
 
+def _newton_step(Q: Tensor, w: Tensor, slope: Tensor) -> Tensor:
+    """Solve ``H step = -slope`` with ``H = sum_i w_i (diag(q_i) - q_i q_i^T)``."""
+    c, total = Q.shape[1], w.sum()
+    WQ = w[:, None] * Q
+    H = WQ.sum(0).diag() - Q.T @ WQ + total / c**2  # the direction of a constant shift is left out
+    H.diagonal().add_(torch.finfo(Q.dtype).eps * total)
+    step = -torch.linalg.solve_ex(H, slope)[0]
+    return step * (20.0 / step.abs().max().clamp_min(1e-300)).clamp_max(1.0)
+
+
 def _newton(F: Tensor, w: Tensor, wanted: Tensor, start: Tensor) -> tuple[Tensor, bool]:
     """Minimise ``sum_i w_i log sum exp(f_i + b) - <wanted, b>`` over ``b`` of mean zero; tell whether it was found."""
-    W, total, c = w[:, None], float(w.sum()), F.shape[1]
-    eye = torch.eye(c, dtype=F.dtype, device=F.device)
-    shift = torch.full_like(eye, total / c**2)  # the direction of a constant shift is left out
+    W, total = w[:, None], float(w.sum())
     eps = torch.finfo(F.dtype).eps
 
     def look(b: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -111,9 +123,7 @@ def _newton(F: Tensor, w: Tensor, wanted: Tensor, start: Tensor) -> tuple[Tensor
         size = float(G.abs().max())
         if size <= 4 * eps * total:
             break
-        H = torch.diag((W * Q).sum(0)) - Q.T @ (W * Q)
-        step = -torch.linalg.solve(H + shift + eps * total * eye, G)
-        step = step * min(1.0, 20.0 / float(step.abs().max()))
+        step = _newton_step(Q, w, G)
         slope, t = float(G @ step), 1.0
         for _ in range(30):
             Q_new, G_new, f_new = look(b + t * step)

@@ -46,5 +46,9 @@ class Squared(QuadraticConjugateLoss):
         """Return the weighted mean of ``y - f``."""
         return (w[:, None] * (Y - F)).sum(0) / w.sum()
 
+    def follow_intercept(self, F: Tensor, Y: Tensor, w: Tensor, start: Tensor) -> Tensor:
+        """Return the same: it needs no start."""
+        return self.best_intercept(F, Y, w, start)
+
 
 LOSSES.register("squared", Squared)

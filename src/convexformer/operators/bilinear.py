@@ -67,11 +67,8 @@ class BilinearOperator(Operator):
             return (M @ Z.V[:, :, None])[:, :, 0], (Z.U[:, None] @ M)[:, 0]
         if self.n_blocks == 1:
             return self.left(D, Z.V, 0), self.right(D, Z.U, 0)
-        GU, GV = torch.zeros_like(Z.U), torch.zeros_like(Z.V)
-        for b in Z.block.unique().tolist():
-            own = Z.block == b
-            GU[own], GV[own] = self.left(D, Z.V[own], b), self.right(D, Z.U[own], b)
-        return GU, GV
+        parts = [(self.left(D, Z.V[own], b), self.right(D, Z.U[own], b)) for b, own in Z.spans()]
+        return torch.cat([GU for GU, _ in parts]), torch.cat([GV for _, GV in parts])
 
     def apply(self, Z: Tensor | LowRank) -> Tensor:
         """``A Z`` for dense or low-rank weights."""
@@ -89,7 +86,7 @@ class BilinearOperator(Operator):
         unit = torch.eye(k, dtype=Z.dtype, device=Z.device).repeat(B, 1)
         block = torch.arange(B, device=Z.device).repeat_interleave(k)
         U, V = (unit, slices.flatten(0, 1)) if p <= q else (slices.mT.flatten(0, 1), unit)
-        return self.apply_factors(LowRank(U, V, block, self.weight_shape))
+        return self.apply_factors(LowRank(U, V, block, self.weight_shape, counts=(k,) * B))
 
     def adjoint(self, V: Tensor) -> Tensor:
         """``M = A^T V`` as one tensor: matrix-vector products with the unit vectors of its short side."""
@@ -194,6 +191,19 @@ def as_operand(operator: Operator, Z: Tensor | LowRank) -> Tensor:
     if isinstance(Z, LowRank) and not isinstance(operator, BilinearOperator):
         return operator.apply(Z.dense())
     return operator.apply(Z)
+
+
+def kept_rows(grid: Tensor, kept: Tensor | None) -> Tensor:
+    """``(N, r, c)`` to the rows ``(R, c)`` that exist; ``kept: (R,)`` says which, None means all."""
+    rows = grid.flatten(0, 1)
+    return rows if kept is None else rows.index_select(0, kept)
+
+
+def row_grid(D: Tensor, kept: Tensor | None, N: int, r: int) -> Tensor:
+    """Rows back to ``(N, r, c)``, zero where there is none."""
+    if kept is not None:
+        D = D.new_zeros((N * r, D.shape[1])).index_copy(0, kept, D)
+    return D.view(N, r, D.shape[1])
 
 
 def sample_chunks(n: int, numbers_each: int) -> list[slice]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import final
 
 import torch
@@ -17,13 +18,27 @@ DENSE_LIMIT = 1 << 26  # numbers: 512 MiB in float64
 class LowRank:
     """``Z_b = sum_{j : block_j = b} U_j V_j^T`` for ``b`` in ``0..B-1``; ``U: (m, p)``, ``V: (m, q)``, ``block: (m,)``.
 
-    ``shape`` is that of the dense tensor: ``(p, q)``, or ``(B, p, q)`` for gated heads.
+    ``shape`` is that of the dense tensor: ``(p, q)``, or ``(B, p, q)`` for gated heads. Terms are sorted by block, and the
+    host knows how many each has: products with one block are then slices, and no iteration asks the device where they are.
     """
 
     U: Tensor
     V: Tensor
     block: Tensor
     shape: tuple[int, ...]
+    counts: tuple[int, ...] = field(default=(), repr=False)
+    """The number of terms of each block; found when not given."""
+
+    def __post_init__(self) -> None:
+        if self.counts:
+            return
+        counts = (self.n_terms,)
+        if self.n_blocks > 1:
+            block, order = self.block.sort(stable=True)
+            for name, tensor in (("U", self.U[order]), ("V", self.V[order]), ("block", block)):
+                object.__setattr__(self, name, tensor)
+            counts = tuple(block.bincount(minlength=self.n_blocks).tolist())
+        object.__setattr__(self, "counts", counts)
 
     @classmethod
     def zeros(cls, shape: tuple[int, ...], like: Tensor) -> LowRank:
@@ -65,7 +80,16 @@ class LowRank:
     def to(self, *, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> LowRank:
         """Move to another device or dtype."""
         U, V = (factor.to(device=device, dtype=dtype) for factor in (self.U, self.V))
-        return LowRank(U, V, self.block.to(device=device), self.shape)
+        return LowRank(U, V, self.block.to(device=device), self.shape, self.counts)
+
+    def with_factors(self, U: Tensor, V: Tensor) -> LowRank:
+        """Return other factors in the same blocks."""
+        return LowRank(U, V, self.block, self.shape, self.counts)
+
+    def spans(self) -> list[tuple[int, slice]]:
+        """Return the blocks that have terms, each with the place of its terms."""
+        ends = list(itertools.accumulate(self.counts))
+        return [(b, slice(end - n, end)) for b, (n, end) in enumerate(zip(self.counts, ends, strict=True)) if n]
 
     def dense(self) -> Tensor:
         """Return ``Z`` as one tensor, where that is small enough."""
@@ -76,14 +100,13 @@ class LowRank:
                 "(weights.Z.U, weights.Z.V) or the network."
             )
         Z = self.U.new_zeros((self.n_blocks, p, q))
-        for b in self.block.unique().tolist():
-            own = self.block == b
+        for b, own in self.spans():
             Z[b] = self.U[own].T @ self.V[own]
         return Z.reshape(self.shape)
 
     def singular_values(self) -> Tensor:
         """All nonzero singular values of all blocks."""
-        values = [torch.linalg.svdvals(_cores(self.U[own], self.V[own])[2]) for own in self._owners()]
+        values = [torch.linalg.svdvals(_cores(self.U[own], self.V[own])[2]) for _, own in self.spans()]
         return torch.cat(values) if values else self.U.new_zeros(0)
 
     def balanced(self, tolerance: float = 1e-13) -> LowRank:
@@ -92,7 +115,7 @@ class LowRank:
         ``1/2 (|U|^2 + |V|^2)`` is then the nuclear norm.
         """
         U, V, block = [], [], []
-        for own in self._owners():
+        for _, own in self.spans():
             Qu, Qv, core = _cores(self.U[own], self.V[own])
             L, sigma, Rh = torch.linalg.svd(core, full_matrices=False)
             root = sigma.sqrt()[:, None]
@@ -117,9 +140,6 @@ class LowRank:
             torch.cat([self.block, block]),
             self.shape,
         )
-
-    def _owners(self) -> list[Tensor]:
-        return [self.block == b for b in self.block.unique().tolist()]
 
 
 def _cores(U: Tensor, V: Tensor) -> tuple[Tensor, Tensor, Tensor]:

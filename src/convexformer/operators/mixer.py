@@ -105,13 +105,13 @@ class GatedMixerOperator(BilinearOperator):
     def apply_factors(self, Z: LowRank) -> Tensor:
         """Gate by gate; pooled outputs average the mixed tokens first."""
         out = self.X.new_zeros((self.N, 1 if self.pooled else self.s, self.c))
-        for b in Z.block.unique().tolist():
-            own = Z.block == b
-            for part in self._parts(int(own.sum())):
-                H = self._mixed(Z.U[own], b, part)  # (n, m, o, a)
+        for b, own in Z.spans():
+            U, V = Z.U[own], Z.V[own]
+            for part in self._parts(len(U)):
+                H = self._mixed(U, b, part)  # (n, m, o, a)
                 if self.pooled:
                     H = H.mean(2, keepdim=True)
-                out[part] += torch.einsum("nmoa,mac->noc", H, Z.V[own].view(-1, self.d, self.c))
+                out[part] += torch.einsum("nmoa,mac->noc", H, V.view(-1, self.d, self.c))
         return out.flatten(0, 1)
 
     def left(self, D: Tensor, V: Tensor, b: int) -> Tensor:

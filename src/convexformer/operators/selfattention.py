@@ -8,7 +8,7 @@ from typing import final
 import torch
 from torch import Tensor
 
-from convexformer.operators.bilinear import BilinearOperator, sample_chunks
+from convexformer.operators.bilinear import BilinearOperator, kept_rows, row_grid, sample_chunks
 from convexformer.operators.lowrank import LowRank
 
 FEW = 1 << 24  # a dense Z of so many numbers may be formed inside an iteration
@@ -29,7 +29,8 @@ class SelfAttentionOperator(BilinearOperator):
         self.N, self.r, self.a = L.shape
         self.k, self.c = G.shape[1], n_outputs
         self.weight_shape = (self.k * self.a, self.k * self.c)
-        rows = self.N * self.r if keep is None else int(keep.sum())
+        self.kept = None if keep is None else keep.flatten().nonzero()[:, 0]  # places, known before any iteration
+        rows = self.N * self.r if self.kept is None else len(self.kept)
         self.output_shape = (rows, n_outputs)
 
     @property
@@ -57,7 +58,7 @@ class SelfAttentionOperator(BilinearOperator):
             out = torch.cat([T @ V.reshape(m * self.k, self.c) for T in mixed])
         else:
             out = torch.cat([self.L[part] @ self._outputs_first(U, V, part) for part in self._parts(m)])
-        return self._rows(out)
+        return kept_rows(out, self.kept)
 
     def left(self, D: Tensor, V: Tensor, b: int = 0) -> Tensor:
         """``sum_i G_i V_j S_i^T`` with ``S_i = L_i^T D_i``."""
@@ -102,7 +103,7 @@ class SelfAttentionOperator(BilinearOperator):
         wide = wide.flatten(1)
         parts = sample_chunks(self.N, self.a * self.c)
         out = torch.cat([self.L[part] @ (self._half[part] @ wide).view(-1, self.a, self.c) for part in parts])
-        return self._rows(out)
+        return kept_rows(out, self.kept)
 
     def adjoint(self, V: Tensor) -> Tensor:
         """``sum_i G_i (x) (L_i^T V_i)``: O(N k^2 a c / 2)."""
@@ -153,16 +154,9 @@ class SelfAttentionOperator(BilinearOperator):
     def _parts(self, m: int) -> list[slice]:
         return sample_chunks(self.N, m * self.k * min(self.r, self.c))
 
-    def _rows(self, out: Tensor) -> Tensor:
-        return out.flatten(0, 1) if self.keep is None else out[self.keep]
-
     def _grid(self, D: Tensor) -> Tensor:
         """Rows back to ``(N, r, c)``."""
-        if self.keep is None:
-            return D.view(self.N, self.r, self.c)
-        full = D.new_zeros((self.N, self.r, self.c))
-        full[self.keep] = D
-        return full
+        return row_grid(D, self.kept, self.N, self.r)
 
 
 @final
@@ -180,7 +174,8 @@ class GatedSelfAttentionOperator(BilinearOperator):
         self.N, self.s, self.d = X.shape
         self.c = n_outputs
         self.weight_shape = (gates.shape[1], self.d**2, self.d * n_outputs)
-        rows = self.N if pool is not None else self.N * self.s if keep is None else int(keep.sum())
+        self.kept = None if keep is None else keep.flatten().nonzero()[:, 0]
+        rows = self.N if pool is not None else self.N * self.s if self.kept is None else len(self.kept)
         self.output_shape = (rows, n_outputs)
 
     @property
@@ -200,8 +195,7 @@ class GatedSelfAttentionOperator(BilinearOperator):
     def apply_factors(self, Z: LowRank) -> Tensor:
         """Gate by gate, a part of the samples at a time."""
         out = self.X.new_zeros((self.N, 1 if self.pool is not None else self.s, self.c))
-        for b in Z.block.unique().tolist():
-            own = Z.block == b
+        for b, own in Z.spans():
             U, V = Z.U[own], Z.V[own]
             for part in self._parts(len(U)):
                 S = self._scores(U, b, part)  # (n, m, o, t)
@@ -209,7 +203,7 @@ class GatedSelfAttentionOperator(BilinearOperator):
                 out[part] += torch.einsum("nmot,nmtc->noc", S, XV)
         if self.pool is not None:
             return out[:, 0]
-        return out.flatten(0, 1) if self.keep is None else out[self.keep]
+        return kept_rows(out, self.kept)
 
     def left(self, D: Tensor, V: Tensor, b: int) -> Tensor:
         """``W1``-gradients ``sum_i X^T (D . (R W2^T X^T)) X``, stored as vec_F."""
@@ -258,11 +252,7 @@ class GatedSelfAttentionOperator(BilinearOperator):
         """Rows back to ``(N, s, c)``; pooled rows spread over their tokens."""
         if self.pool is not None:
             return self.pool[:, :, None] * D[:, None]
-        if self.keep is None:
-            return D.view(self.N, self.s, self.c)
-        full = D.new_zeros((self.N, self.s, self.c))
-        full[self.keep] = D
-        return full
+        return row_grid(D, self.kept, self.N, self.s)
 
 
 def attention_gates(X: Tensor, H: Tensor) -> Tensor:

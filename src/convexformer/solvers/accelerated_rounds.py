@@ -64,12 +64,16 @@ class _Watch:
             self.iteration += 1
             yield self.iteration
 
-    def see(self, Z: Tensor, fit: Fit) -> None:
-        """Check the gap when it is time to."""
-        if self.iteration % CHECK_EVERY:
-            return
+    @property
+    def due(self) -> bool:
+        """Whether it is time for a gap check."""
+        return self.iteration % CHECK_EVERY == 0
+
+    def check(self, Z: Tensor, fit: Fit) -> None:
+        """Look at the gap."""
         problem = self.problem
-        gap = fit.value + problem.beta * float(problem.penalty.value(Z)) - dual_point(problem, fit, quick=True).value
+        primal = float(fit.value) + problem.beta * float(problem.penalty.value(Z))
+        gap = primal - dual_point(problem, fit, quick=True).value
         if gap < self.least or self.best is None:
             self.best, self.least = Z, gap
         self.done = self.iteration > 0 and (gap <= self.tolerance or self.late())

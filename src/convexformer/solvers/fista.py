@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from typing import Any, Protocol
 
@@ -14,70 +13,81 @@ from convexformer.problem import Fit, Problem
 
 
 class Watcher(Protocol):
-    """What an iteration needs of whoever watches it: when to go on, and to be shown each point."""
+    """What an iteration needs of whoever watches it: when to go on, when to show a point, and to whom."""
 
     def __iter__(self) -> Iterator[int]: ...
 
-    def see(self, Z: Any, fit: Fit) -> None:
-        """Look at the point ``Z``, whose loss is ``fit``."""
+    @property
+    def due(self) -> bool:
+        """Whether it is time for a gap check."""
+
+    def check(self, Z: Any, fit: Fit) -> object:
+        """Check the gap of the point ``Z``, whose loss is ``fit``."""
 
 
-def fista(problem: Problem, start: Weights, monitor: Watcher) -> None:
+def fista(problem: Problem, start: Weights, monitor: Watcher, *, resident: bool | None = None) -> None:
     """FISTA (Beck and Teboulle 2009) with backtracking and adaptive restart (O'Donoghue and Candes 2015).
 
     An iteration costs one product with the operator and one with its adjoint: outputs are linear in the weights, so
-    those of the momentum point are combined from the last two.
+    those of the momentum point are combined from the last two. A ``resident`` iteration (the default on a GPU) takes
+    every decision where the tensors are: step length, momentum and restarts are scalars on the device, and a step that
+    went too far is refused there, so that the host reads nothing between gap checks. On a CPU a refused step is tried
+    again at once, which saves its gradient.
     """
     A, penalty, beta = problem.operator, problem.penalty, problem.beta
     Z, F = start.Z, A.apply(start.Z)
-    fit = problem.fit(F, start.intercept)
-    monitor.see(Z, fit)
-    W, FW, at_W = Z, F, fit  # the momentum point, its outputs and its loss
-    t, L = 1.0, 0.0
+    resident = Z.is_cuda if resident is None else resident
+    choose = torch.where if resident else _choose
+    at_W = problem.fit(F, start.intercept)
+    monitor.check(Z, at_W)
+    W, FW = Z, F  # the momentum point and its outputs
+    t, L = at_W.value.new_ones(()), None
     for _ in monitor:
         G = A.adjoint(at_W.V)
-        if L == 0.0:
-            L = _first_curvature(problem, G)
+        L = _first_curvature(problem, G) if L is None else L
         while True:
             Z_next = penalty.prox(W - G / L, beta / L)
             F_next = A.apply(Z_next)
-            fit_next = problem.fit(F_next, at_W.intercept)
-            allowed = 0.5 * L * float((Z_next - W).square().sum())
+            fit_next = problem.fit(F_next, at_W.intercept, follow=resident)
+            allowed = 0.5 * L * (Z_next - W).double().square().sum()
             excess = _bregman(at_W, FW, fit_next, F_next)
-            if excess <= allowed * (1 + 1e-9) or not math.isfinite(L):
+            taken = (excess <= allowed * (1 + 1e-9)) | ~L.isfinite()
+            if resident or taken:
                 break
-            L *= 2
-        if excess < 0.4 * allowed:
-            L *= 0.9  # the curvature here is lower: longer steps, checked again at the next one
-        t_next = (1 + math.sqrt(1 + 4 * t**2)) / 2
-        if float(((W - Z_next) * (Z_next - Z)).sum()) > 0:
-            t, t_next = 1.0, 1.0  # restart: the momentum points uphill
-        push = (t - 1) / t_next
-        if push > 0:
-            W, FW = Z_next + push * (Z_next - Z), F_next + push * (F_next - F)
-            at_W = problem.fit(FW, fit_next.intercept)
-        else:
-            W, FW, at_W = Z_next, F_next, fit_next
-        Z, F, t = Z_next, F_next, t_next
-        monitor.see(Z, fit_next)
+            L = 2 * L
+        # where the curvature is lower than thought: longer steps, checked again at the next one
+        L = torch.where(taken, torch.where(excess < 0.4 * allowed, 0.9 * L, L), 2 * L)
+        uphill = ((W - Z_next) * (Z_next - Z)).sum() > 0  # the momentum: start anew
+        t_next = torch.where(uphill, 1.0, (1 + (1 + 4 * t * t).sqrt()) / 2)
+        push = torch.where(uphill, 0.0, (t - 1) / t_next)
+        W, FW = choose(taken, Z_next + push * (Z_next - Z), W), choose(taken, F_next + push * (F_next - F), FW)
+        Z, F, t = choose(taken, Z_next, Z), choose(taken, F_next, F), torch.where(taken, t_next, t)
+        still = not resident and not push  # then both points are the same
+        at_W = fit_next if still else problem.fit(FW, fit_next.intercept, follow=resident)
+        if monitor.due:
+            monitor.check(Z, problem.fit(F, fit_next.intercept))
 
 
-def _first_curvature(problem: Problem, G: Tensor) -> float:
+def _choose(taken: Tensor, new: Tensor, old: Tensor) -> Tensor:
+    """:func:`torch.where` without a copy, where asking costs nothing."""
+    return new if taken else old
+
+
+def _first_curvature(problem: Problem, G: Tensor) -> Tensor:
     """Return the curvature bound along the first gradient; backtracking raises it where it is too low."""
-    norm = float(torch.linalg.vector_norm(G))
-    if norm == 0.0:
-        return 1.0
+    norm = torch.linalg.vector_norm(G.double())
     AG = problem.operator.apply(G / norm)
-    return max(problem.loss.curvature * float((problem.w[:, None] * AG.square()).sum()), 1e-12)
+    found = problem.loss.curvature * (problem.w[:, None] * AG.double().square()).sum()
+    return torch.where(norm > 0, found.clamp_min(1e-12), 1.0)
 
 
-def _bregman(at_W: Fit, FW: Tensor, at_Z: Fit, FZ: Tensor) -> float:
+def _bregman(at_W: Fit, FW: Tensor, at_Z: Fit, FZ: Tensor) -> Tensor:
     """Return the Bregman distance of the loss from ``W`` to ``Z``.
 
     Where the difference of values drowns in rounding, half the symmetric distance ``<grad(Z) - grad(W), Z - W>`` stands
     in: it involves no cancellation, and for small steps the two agree.
     """
     step = (FZ - FW).double()
-    distance = at_Z.value - at_W.value - float((at_W.V * step).sum())
-    noise = 100 * torch.finfo(FZ.dtype).eps * (abs(at_Z.value) + abs(at_W.value))
-    return distance if distance > noise else 0.5 * float(((at_Z.V - at_W.V) * step).sum())
+    distance = at_Z.value - at_W.value - (at_W.V * step).sum()
+    noise = 100 * torch.finfo(FZ.dtype).eps * (at_Z.value.abs() + at_W.value.abs())
+    return torch.where(distance > noise, distance, 0.5 * ((at_Z.V - at_W.V) * step).sum())

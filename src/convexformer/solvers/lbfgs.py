@@ -12,32 +12,29 @@ from torch import Tensor
 class InverseHessian:
     """The two-loop recursion in compact form (Byrd, Nocedal and Schnabel 1994): a few thin matrix products.
 
-    Pairs ``s, y`` are rows of two matrices, so that a direction needs no host round trip for each pair.
+    Pairs ``s, y`` are rows of two matrices, so that a direction needs no host round trip. It never changes: with one pair
+    more it is another, and a step that was in vain leaves the old one as it was.
     """
 
-    def __init__(self, memory: int = 20) -> None:
+    def __init__(self, memory: int = 20, S: Tensor | None = None, Y: Tensor | None = None) -> None:
         self.memory = memory
-        self._S: Tensor | None = None
-        self._Y: Tensor | None = None
+        self._S, self._Y = S, Y
 
-    def forget(self) -> None:
-        """Drop all curvature pairs."""
-        self._S = self._Y = None
-
-    def update(self, s: Tensor, y: Tensor) -> None:
-        """Take in a step and the change of gradient along it, if its curvature is positive."""
-        if float(s @ y) <= 1e-10 * float(s.norm() * y.norm()):
-            return
+    def updated(self, s: Tensor, y: Tensor) -> InverseHessian:
+        """Take in a step and the change of gradient along it; where curvature is not positive, only the change's size."""
+        size, change = s.norm(), y.norm()
+        bent = (s @ y) > 1e-10 * size * change
+        y = torch.where(bent, y, (change / size.clamp_min(1e-300)) * s)
         if self._S is None or self._Y is None:
-            self._S, self._Y = s[None], y[None]
-            return
+            return InverseHessian(self.memory, s[None], y[None])
         keep = self.memory - 1
-        self._S, self._Y = torch.cat([self._S[-keep:], s[None]]), torch.cat([self._Y[-keep:], y[None]])
+        S, Y = torch.cat([self._S[-keep:], s[None]]), torch.cat([self._Y[-keep:], y[None]])
+        return InverseHessian(self.memory, S, Y)
 
-    def direction(self, g: Tensor) -> Tensor | None:
-        """Return ``-H g``; None before the first pair."""
+    def direction(self, g: Tensor) -> Tensor:
+        """Return ``-H g``; ``-g`` before the first pair."""
         if self._S is None or self._Y is None:
-            return None
+            return -g
         S, Y = self._S, self._Y
         SY, YY = S @ Y.T, Y @ Y.T
         D = SY.diagonal()

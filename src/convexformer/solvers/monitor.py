@@ -103,10 +103,10 @@ class Monitor:
         """Whether the time is up."""
         return self.seconds >= self.max_time
 
-    def see(self, Z: Any, fit: Fit) -> None:
-        """Look at the point ``Z``, whose loss is ``fit``; check its gap when it is time to."""
-        if self.late or self.iteration % CHECK_EVERY == 0 or self.iteration == self.max_iter:
-            self.check(Z, fit)
+    @property
+    def due(self) -> bool:
+        """Whether it is time for a gap check."""
+        return self.late or self.iteration % CHECK_EVERY == 0 or self.iteration == self.max_iter
 
     def check(self, Z: Any, fit: Fit) -> DualPoint:
         """Check the gap of the point ``Z`` now; return the dual point, for the solver to steer by."""
@@ -119,7 +119,7 @@ class Monitor:
 
     def _record(self, Z: Any, fit: Fit, point: DualPoint) -> None:
         problem = self.problem
-        primal = fit.value + problem.beta * float(problem.penalty.value(Z))
+        primal = float(fit.value) + problem.beta * float(problem.penalty.value(Z))
         relative = (primal - point.value) / max(abs(primal), 1e-300)
         weights = Weights(Z, fit.intercept)
         record = Record(self.iteration, self.seconds, primal, point.value, relative)

@@ -1,0 +1,120 @@
+"""What it costs a GPU to wait for the host: iterations that decide on the device against iterations that ask.
+
+    PYTHONPATH=src python benchmarks/gpu_resident.py --json out.json
+
+Both ways are the library's own: FISTA with ``resident=True`` and ``False`` (convex attention), and the staircase's bursts
+with verdicts read one step behind and at once (pooled self-attention); cross-entropy with an intercept, float32. Reads are
+counted by torch (``set_sync_debug_mode``), the share of time in which the GPU works by its profiler.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+import warnings
+
+import torch
+from gpu_heads import make
+
+import convexformer as cf
+from convexformer.architecture import Weights
+from convexformer.solvers import bursts
+from convexformer.solvers.fista import fista
+
+SIZES = [(1000, 16, 32, 10), (5000, 49, 64, 10), (50_000, 49, 64, 100)]
+
+
+class Count:
+    """A watcher that only counts."""
+
+    late = due = False
+
+    def __init__(self, iterations: int) -> None:
+        self.iterations = iterations
+
+    def __iter__(self):
+        return iter(range(self.iterations))
+
+    def check(self, Z, fit):
+        pass
+
+
+def fista_run(problem, iterations, ask):
+    fista(problem, Weights(problem.operator.zeros()), Count(iterations), resident=not ask)
+
+
+def burst_run(problem, iterations, ask):
+    watch = Count(iterations)
+    bursts.burst(problem, problem.start, watch, iter(watch), 0.0, iterations, behind=0 if ask else 1)
+
+
+def busy_share(run) -> float:
+    """Kernel time over wall time."""
+    activities = [torch.profiler.ProfilerActivity.CUDA]
+    with torch.profiler.profile(activities=activities) as profile:
+        torch.cuda.synchronize()
+        started = time.perf_counter()
+        run()
+        torch.cuda.synchronize()
+        wall = time.perf_counter() - started
+    return sum(event.self_device_time_total for event in profile.key_averages()) / 1e6 / wall
+
+
+def reads(run) -> int:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        torch.cuda.set_sync_debug_mode("warn")
+        run()
+        torch.cuda.set_sync_debug_mode("default")
+    return sum("synchroniz" in str(w.message) for w in caught)
+
+
+def milliseconds(run, iterations, repeat=3) -> float:
+    best = float("inf")
+    for _ in range(repeat):
+        torch.cuda.synchronize()
+        started = time.perf_counter()
+        run()
+        torch.cuda.synchronize()
+        best = min(best, time.perf_counter() - started)
+    return 1000 * best / iterations
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--iterations", type=int, default=60)
+    parser.add_argument("--json")
+    a = parser.parse_args()
+    warnings.simplefilter("ignore")
+    rows = []
+    for size in SIZES:
+        X, y = make(*size, "cuda")
+        for name, run in (("attention", fista_run), ("self_attention", burst_run)):
+            problem = cf.Problem(name, X, y, beta_ratio=0.1, intercept=True, device="cuda", dtype=torch.float32)
+            with torch.no_grad():
+                if run is burst_run:
+                    Z = cf.solve(problem, tolerance=1e-2, solver="staircase").weights.Z
+                    problem.start = bursts.look(problem, Z, problem.operator.apply(Z), None)
+                row = {"size": size, "head": name}
+                for way, ask in (("asks", True), ("resident", False)):
+                    again = lambda ask=ask, run=run, problem=problem: run(problem, a.iterations, ask)  # noqa: E731
+                    again()
+                    row[way] = {
+                        "ms": milliseconds(again, a.iterations),
+                        "reads": reads(again) / a.iterations,
+                        "busy": busy_share(again),
+                    }
+            rows.append(row)
+            parts = [
+                f"{way}: {row[way]['ms']:.3f} ms, {row[way]['reads']:.2f} reads an iteration, busy {row[way]['busy']:.0%}"
+                for way in ("asks", "resident")
+            ]
+            print(f"{name:15s} {size!s:22s} " + "; ".join(parts), flush=True)
+    if a.json:
+        with open(a.json, "w") as file:
+            json.dump(rows, file, indent=2)
+
+
+if __name__ == "__main__":
+    main()

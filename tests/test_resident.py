@@ -1,0 +1,235 @@
+"""Iterations on a device take their decisions there: the host reads no number between gap checks.
+
+On a CPU a dispatch mode sees every read that would make a GPU wait; on a GPU torch itself raises at one.
+"""
+
+from functools import partial
+from unittest.mock import Mock
+
+import numpy as np
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import convexformer as cf
+from cases import LOSSES
+from convexformer.architecture import Weights
+from convexformer.losses import CrossEntropy
+from convexformer.operators import LowRank
+from convexformer.solvers import bursts, staircase
+from convexformer.solvers.fista import fista
+from convexformer.threads import Reading
+
+# their results, or the shapes of them, are known to the host only after the device has answered
+READS = {"_local_scalar_dense", "nonzero", "_unique2", "masked_select", "equal", "bincount", "is_nonzero"}
+
+HEADS = {
+    "attention": cf.heads.Attention(),
+    "attention, l2": cf.heads.Attention(decay="l2"),
+    "attention, gated": cf.heads.Attention(activation="gated_relu", gates=3),
+    "linear": cf.heads.Linear(),
+    "mlp, gated": cf.heads.MLP(activation="gated_relu", gates=3),
+    "self_attention": cf.heads.SelfAttention(),
+    "self_attention, gated": cf.heads.SelfAttention(activation="gated_relu", gates=2),
+    "mlp_mixer": cf.heads.MLPMixer(),
+    "mlp_mixer, gated": cf.heads.MLPMixer(activation="gated_relu", gates=2),
+    "fno, gated": cf.heads.FNO(activation="gated_relu", gates=2, grid=(2, 2)),
+    "block_fno": cf.heads.BlockFNO(blocks=2),
+    "poolformer": cf.heads.PoolFormer(),
+    "fnet": cf.heads.FNet(),
+    "sum": cf.heads.Sum(["mlp", "fnet"]),
+}
+NUCLEAR = [name for name, head in HEADS.items() if name not in ("attention", "attention, gated", "linear", "sum")]
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+
+
+class NoReads(TorchDispatchMode):
+    """Raises where an operation would bring numbers to the host, while ``on``."""
+
+    on = True
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        name = func.overloadpacket.__name__
+        masks = name == "index" and any(i is not None and i.dtype == torch.bool for i in args[1])
+        if self.on and (name in READS or masks):
+            raise AssertionError(f"{name} reads from the device")
+        return func(*args, **(kwargs or {}))
+
+
+class Strict:
+    """Lets a solver iterate where nothing may be read, then once more for a check; without a device it only counts."""
+
+    late = False
+
+    def __init__(self, device, iterations):
+        self.device, self.iterations = device, iterations
+        self.due, self.seen, self.guard = False, [], NoReads()
+        self._switch(on=False)
+
+    def _switch(self, on):
+        self.guard.on = on and self.device == "cpu"
+        if self.device == "cuda":
+            torch.cuda.set_sync_debug_mode("error" if on else "default")
+
+    def __enter__(self):
+        if self.device == "cpu":
+            self.guard.__enter__()
+        return self
+
+    def __exit__(self, *why):
+        self._switch(on=False)
+        if self.device == "cpu":
+            self.guard.__exit__(*why)
+
+    def __iter__(self):
+        self._switch(on=True)
+        yield from range(self.iterations)
+        self._switch(on=False)
+        self.due = True
+        yield self.iterations
+
+    def check(self, Z, fit):
+        self.seen.append((Z, fit))
+
+    def excused(self, function):
+        """Let a function read."""
+
+        def reading(*args):
+            self._switch(on=False)
+            try:
+                return function(*args)
+            finally:
+                self._switch(on=True)
+
+        return reading
+
+    def values(self, problem):
+        return [float(fit.value) + problem.beta * float(problem.penalty.value(Z)) for Z, fit in self.seen]
+
+
+def make(head, device, loss="cross_entropy", intercept=True, mask=False, ratio=0.1, per_token=False):
+    rng = np.random.default_rng(0)
+    X = rng.standard_normal((40, 4, 6))
+    labels = rng.integers(0, 4, (40, 4) if per_token else 40)
+    Y = labels if loss == "cross_entropy" else LOSSES[loss].targets(rng, 40)
+    real = None
+    if mask:
+        real = rng.random((40, 4)) < 0.7
+        real[:, 0] = True
+    loss = CrossEntropy() if loss == "cross_entropy" else LOSSES[loss].loss
+    return cf.Problem(head, X, Y, beta_ratio=ratio, loss=loss, intercept=intercept, mask=real, device=device)
+
+
+def start_of(problem):
+    """A few terms in every block."""
+    shape, like = problem.operator.weight_shape, problem.operator.like
+    g = torch.Generator().manual_seed(0)
+    Z = 0.01 * torch.randn(shape, generator=g, dtype=torch.float64).to(like)
+    Z = LowRank.of(Z)
+    return bursts.look(problem, Z, problem.operator.apply(Z), None)
+
+
+@pytest.mark.parametrize("operation", [lambda x: float(x.sum()), lambda x: x[x > 0], lambda x: x.unique(), bool])
+def test_the_guard_sees_reads(operation):
+    with pytest.raises(AssertionError, match="reads from the device"), NoReads():
+        operation(torch.ones(1))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("name", HEADS)
+@torch.no_grad()
+def test_fista_reads_nothing_between_checks(name, device):
+    head = HEADS[name]
+    problem = make(head, device, mask=head.masks)
+    with Strict(device, 30) as watch:
+        fista(problem, Weights(problem.operator.zeros()), watch, resident=True)
+    before, after = watch.values(problem)
+    assert after < before
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("loss", LOSSES)
+@torch.no_grad()
+def test_fista_reads_nothing_for_any_loss(loss, device):
+    problem = make(HEADS["attention"], device, loss=loss)
+    with Strict(device, 30) as watch:
+        fista(problem, Weights(problem.operator.zeros()), watch, resident=True)
+    before, after = watch.values(problem)
+    assert after < before
+
+
+@pytest.mark.parametrize("name", ["attention", "mlp, gated", "self_attention"])
+@pytest.mark.parametrize("loss", ["cross_entropy", "huber", "logistic", "squared_hinge"])
+@torch.no_grad()
+def test_resident_iterations_end_at_the_optimum(name, loss):
+    problem = make(HEADS[name], "cpu", loss=loss, ratio=0.5)
+    with Strict(None, 400) as watch:
+        fista(problem, Weights(problem.operator.zeros()), watch, resident=True)
+    assert watch.values(problem)[-1] == pytest.approx(cf.solve(problem, tolerance=1e-8).objective, rel=1e-6)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("per_token", [False, True], ids=["pooled", "per token"])
+@pytest.mark.parametrize("name", NUCLEAR)
+@torch.no_grad()
+def test_a_burst_reads_nothing_but_verdicts(name, per_token, device, monkeypatch):
+    head = HEADS[name]
+    if per_token and name.startswith("attention"):
+        pytest.skip("attention has no outputs of its own for each token")
+    problem = make(head, device, mask=head.masks, per_token=per_token).factored()
+    point = start_of(problem)
+    with Strict(device, 20) as watch:
+        # where a step is refused the line is searched, and that may read
+        search = Mock(side_effect=watch.excused(bursts._exact_step))
+        monkeypatch.setattr(bursts, "_exact_step", search)
+        found, _ = bursts.burst(problem, point, watch, iter(watch), 0.0, 21, behind=1)
+    assert watch.due, "the burst ended before the guard did"
+    assert search.call_count <= 10
+    assert float(found.value) < float(point.value)
+
+
+@pytest.mark.parametrize("intercept", [False, True])
+@pytest.mark.parametrize("name", ["self_attention", "mlp_mixer, gated", "mlp, gated"])
+@torch.no_grad()
+def test_verdicts_read_late_lead_to_the_same_optimum(name, intercept, monkeypatch):
+    problem = make(HEADS[name], "cpu", intercept=intercept)
+    now = cf.solve(problem, tolerance=1e-7, solver="staircase")
+    monkeypatch.setattr(staircase, "burst", partial(bursts.burst, behind=1))
+    late = cf.solve(problem, tolerance=1e-7, solver="staircase")
+    assert late.certificate.relative_gap <= 1e-7
+    assert late.objective == pytest.approx(now.objective, rel=2e-7)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_reading_is_what_was_sent(device):
+    x = torch.arange(3.0, device=device)
+    reading = Reading(x[1], x[2] > 5, x.sum())
+    x += 7  # later work does not change it
+    assert reading.read() == [1.0, 0.0, 3.0]
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+@torch.no_grad()
+def test_a_followed_intercept_catches_up(loss):
+    problem = make(HEADS["attention"], "cpu", loss=loss)
+    F = torch.from_numpy(np.random.default_rng(1).standard_normal(problem.Y.shape))
+    exact = problem.fit(F)
+    b = problem.fit(F + 0.3).intercept
+    for _ in range(4):  # as iterations would, at outputs that no longer move
+        b = problem.fit(F, b, follow=True).intercept
+    assert torch.allclose(b, exact.intercept, atol=1e-9)
+
+
+@torch.no_grad()
+def test_terms_are_sorted_by_block():
+    g = torch.Generator().manual_seed(0)
+    U, V = torch.randn(5, 3, generator=g), torch.randn(5, 2, generator=g)
+    block = torch.tensor([2, 0, 2, 0, 0])
+    Z = LowRank(U, V, block, (4, 3, 2))
+    assert Z.block.tolist() == [0, 0, 0, 2, 2]
+    assert Z.counts == (3, 0, 2, 0)
+    assert [(b, own.start, own.stop) for b, own in Z.spans()] == [(0, 0, 3), (2, 3, 5)]
+    expected = torch.zeros(4, 3, 2)
+    for j, b in enumerate(block.tolist()):
+        expected[b] += torch.outer(U[j], V[j])
+    assert torch.allclose(Z.dense(), expected, atol=1e-6)
