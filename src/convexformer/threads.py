@@ -41,21 +41,20 @@ def tensor_cores() -> Iterator[None]:
 
 @final
 class Reading:
-    """A few scalars on their way from a device to the host: sent for at once, waited for only when read.
+    """A few numbers on their way from a device to the host: sent for at once, waited for only when read.
 
     Meanwhile the device may be given more to do; a plain ``float()`` would wait for all of that as well.
     """
 
-    def __init__(self, *scalars: Tensor) -> None:
-        sent = torch.stack([scalar.double() for scalar in scalars])
+    def __init__(self, numbers: Tensor) -> None:
         self._event = None
-        if sent.is_cuda:
-            self._host = torch.empty(len(scalars), dtype=torch.float64, pin_memory=True)
-            self._host.copy_(sent, non_blocking=True)
+        if numbers.is_cuda:
+            self._host = torch.empty(numbers.shape, dtype=numbers.dtype, pin_memory=True)
+            self._host.copy_(numbers, non_blocking=True)
             self._event = torch.cuda.Event()
             self._event.record()
         else:
-            self._host = sent
+            self._host = numbers.clone()
 
     def read(self) -> list[float]:
         """Return the numbers once they are here."""

@@ -41,6 +41,8 @@ class Penalty(ABC):
 
     sparse: ClassVar[bool] = True
     """Whether ``Z = 0`` is optimal at some finite beta."""
+    resident: bool = True
+    """Whether the prox takes every decision where its tensors are, and the host none."""
     column_groups: bool = False
     """Whether ``g(Z)`` is the sum of the l2 norms of the columns of all slices of ``Z: (..., d, c)``."""
 

@@ -28,6 +28,11 @@ class SumPenalty(Penalty):
         """True when every part is: only then is ``Z = 0`` optimal at some beta."""
         return all(part.sparse for part in self.parts)
 
+    @property
+    def resident(self) -> bool:  # type: ignore[override]
+        """True when every part is."""
+        return all(part.resident for part in self.parts)
+
     def value(self, Z: Any) -> Tensor:
         """Add the values."""
         return torch.stack([part.value(piece) for part, piece in self._split(Z)]).sum()

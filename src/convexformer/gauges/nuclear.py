@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from convexformer.gauges.base import Gauge, Polar
-from convexformer.gauges.spectral import bound, eigh, estimate, gram, largest
+from convexformer.gauges.spectral import bound, estimate, gram, largest
 
 
 @final
@@ -20,6 +20,8 @@ class NuclearNorm(Gauge):
     reductions: a pooled linear mixer is an ``s x dc`` program with ``scale = sqrt(s)``. Low-rank weights and implicit
     dual matrices are taken as they are; the polar then says what kind of bound it is.
     """
+
+    resident = False  # the eigenvalues: on a GPU torch waits for them
 
     def __init__(self, scale: float = 1.0) -> None:
         self.scale = float(scale)
@@ -36,7 +38,7 @@ class NuclearNorm(Gauge):
         than the SVD, and as accurate where it matters, since values far below ``step`` vanish.
         """
         step = self.scale * step
-        squares, V = eigh(gram(Z.double()))  # squaring in float32 would lose the values near the step
+        squares, V = torch.linalg.eigh(gram(Z.double()))  # squaring in float32 would lose the values near the step
         keep = 1 - step / squares.clamp_min(step**2).sqrt().clamp_min(torch.finfo(squares.dtype).tiny)
         shrink = ((V * keep[..., None, :]) @ V.mT).to(Z.dtype)
         return Z @ shrink if Z.shape[-2] >= Z.shape[-1] else shrink @ Z

@@ -22,16 +22,6 @@ def gram(M: Tensor) -> Tensor:
     return M.mT @ M if M.shape[-2] >= M.shape[-1] else M @ M.mT
 
 
-def eigh(K: Tensor) -> tuple[Tensor, Tensor]:
-    """Eigenvalues and vectors, without the host's look at whether they were found that torch takes on a GPU.
-
-    Where they were not, they are not numbers, and the next gap check tells.
-    """
-    if not K.is_cuda:
-        return torch.linalg.eigh(K)
-    return torch.ops.aten._linalg_eigh.default(K)
-
-
 def largest(M: Tensor) -> float:
     """Return the largest singular value of any slice; that of the Gram matrix is accurate to rounding."""
     return float(torch.linalg.eigvalsh(gram(M))[..., -1].max().clamp_min(0).sqrt())

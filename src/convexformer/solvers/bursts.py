@@ -1,27 +1,31 @@
 """Bursts of L-BFGS on the factors of a nuclear-norm program, ``F(A(sum_j U_j V_j^T)) + beta/2 (|U|^2 + |V|^2)``.
 
 A step is computed without a look at any of its numbers; a verdict on it is sent to the host, which reads it one step
-behind on a GPU: the device is at the next step by then and never waits. On a CPU it is read at once.
+behind on a GPU: the device is at the next step by then and never waits, and steps can be recorded. On a CPU it is read
+at once.
 """
 
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import final
+from typing import NamedTuple, final
 
 import torch
 from torch import Tensor
 
 from convexformer.operators import BilinearOperator, LowRank
 from convexformer.problem import Fit, Problem
-from convexformer.solvers.lbfgs import InverseHessian
+from convexformer.solvers.lbfgs import Pairs
 from convexformer.solvers.monitor import Monitor
+from convexformer.solvers.recorded import Recorded, select
 from convexformer.threads import Reading
 
 SHORTEST = 7  # iterations of a burst
 MEMORY = 30  # pairs of L-BFGS
+NOISE = 10  # roundings of the objective within which two values are the same
 
 
 @final
@@ -35,17 +39,21 @@ class Point:
     value: Tensor
 
 
-@final
-@dataclass(frozen=True)
-class _State:
-    """A point in scaled coordinates ``x = (U, V) / scale``, its gradient ``g``, and the curvature seen on the way to it."""
+class _State(NamedTuple):
+    """A point in scaled coordinates ``x = (U, V) / scale``, its gradient ``g``, and the pairs of L-BFGS.
 
-    point: Point
+    After a step that was refused the state stands still: steps computed before the host knew of it do nothing.
+    """
+
     x: Tensor
     g: Tensor
-    hessian: InverseHessian
-    verdict: Reading | None = None
-    """Whether the step to it is taken, whether its direction descended, and the relative local gap."""
+    outputs: Tensor
+    value: Tensor
+    b: Tensor | None
+    S: Tensor
+    Y: Tensor
+    verdict: Tensor
+    """Whether the last step was taken, whether its direction descended, and the relative local gap here."""
 
 
 def burst(
@@ -62,13 +70,13 @@ def burst(
 
     Factors are balanced first, dead terms dropped, and each term scaled by the curvature that its size gives it
     (as in scaled gradient descent; Tong, Ma and Chi 2021), so that weak terms move as fast as strong ones. Verdicts are
-    read ``behind`` steps late; where one refuses its step, those computed after it are dropped and the line is searched.
+    read ``behind`` steps late; where one refuses its step the line is searched.
     """
-    point = _tidy(problem, point)
-    scale = _scales(problem, point)
     behind = int(point.outputs.is_cuda) if behind is None else behind
-    kept = _State(point, _flat(point.Z) / scale, _gradient(problem, point) * scale, InverseHessian(MEMORY))
-    ahead: list[_State] = []
+    point = _tidy(problem, point)
+    line = _Line(problem, point.Z, _scales(problem, point), resident=behind > 0)
+    iteration = Recorded(problem, line.advance, line.first(point), record=behind > 0)
+    verdicts: deque[Reading] = deque()
     launched = done = 0
     ended = False
     while True:
@@ -76,83 +84,138 @@ def burst(
             ended = monitor.late or next(steps, None) is None
             if not ended:
                 launched += 1
-                ahead.append(_step(problem, ahead[-1] if ahead else kept, scale, follow=behind > 0))
-                if len(ahead) <= behind:
+                iteration()
+                verdicts.append(Reading(iteration.state.verdict))
+                if len(verdicts) <= behind:
                     continue
-        if not ahead:
-            return _settled(problem, kept.point, behind), ended
-        trial = ahead.pop(0)
-        assert trial.verdict is not None
-        taken, downhill, local = trial.verdict.read()
-        if not taken or not downhill:  # what came after it went astray with it
-            ahead.clear()
+        if not verdicts:
+            return line.point(iteration.state), ended
+        taken, downhill, local = verdicts.popleft().read()
         if not taken:
-            found = _exact_step(problem, kept, trial, scale)
+            verdicts.clear()
+            found = line.searched(iteration.state)
             if found is None:
-                return _settled(problem, kept.point, behind), False  # rounding: nothing more to gain here
-            trial, local = found
-        kept = trial
+                return line.point(iteration.state), False  # rounding: nothing more to gain here
+            iteration.set(found)
+            local = Reading(found.verdict).read()[-1]
+        elif not downhill:
+            iteration.set(line.forgetful(iteration.state))
         done += 1
         if done >= SHORTEST and local <= aim:
-            under_way = ahead[0] if ahead else None  # computed already: take it if it is good
-            if under_way is not None and under_way.verdict is not None and under_way.verdict.read()[0]:
-                kept = under_way
-            return _settled(problem, kept.point, behind), False
+            return line.point(iteration.state), False
 
 
-def _step(problem: Problem, state: _State, scale: Tensor, *, follow: bool) -> _State:
-    """Take the whole step along L-BFGS's direction; whether it descends enough is for the verdict."""
-    point, x, g = state.point, state.x, state.g
-    direction = state.hessian.direction(g)
-    slope = direction @ g
-    downhill = slope < 0
-    # terms are scaled by their curvature, so that a step along the gradient has about the right length
-    direction, slope = torch.where(downhill, direction, -g), torch.where(downhill, slope, -(g @ g))
-    Z = _factors(point.Z, (x + direction) * scale)
-    trial = look(problem, Z, problem.operator.apply(Z), point.fit.intercept, follow=follow)
-    taken = trial.value <= point.value + 1e-4 * slope.double()
-    verdict = Reading(taken, downhill, _local_gap(problem, trial))
-    return _arrive(problem, state, trial, scale, verdict)
+@final
+class _Line:
+    """Steps in the space of factors with the blocks of ``Z``, in coordinates that ``scale`` makes alike."""
 
+    def __init__(self, problem: Problem, Z: LowRank, scale: Tensor, *, resident: bool) -> None:
+        self.problem, self.Z, self.scale, self.resident = problem, Z, scale, resident
 
-def _arrive(problem: Problem, state: _State, point: Point, scale: Tensor, verdict: Reading | None) -> _State:
-    """Return the state at a point, with the curvature along the step to it."""
-    x, g = _flat(point.Z) / scale, _gradient(problem, point) * scale
-    return _State(point, x, g, state.hessian.updated(x - state.x, g - state.g), verdict)
+    def first(self, point: Point) -> _State:
+        """Return the state at a point."""
+        x, g = self._flat(point.Z), self._gradient(point)
+        return _State(x, g, point.outputs, point.value, point.fit.intercept, *self._none(g), self._verdict(point))
 
+    def forgetful(self, at: _State) -> _State:
+        """Return the same state without its pairs."""
+        return at._replace(**self._none(at.g)._asdict())
 
-def _local_gap(problem: Problem, point: Point) -> Tensor:
-    """``|beta/2 (|U|^2 + |V|^2) - <M, Z>|`` relative to the objective: zero where the factors are stationary."""
-    own = point.value - point.fit.value + (point.fit.V * point.outputs).sum()
-    return own.abs() / point.value.abs()
+    def point(self, at: _State) -> Point:
+        """Return the point of a state; an intercept that was only followed is minimised over exactly."""
+        x = at.x.clone()  # a recorded state will be written over
+        return look(self.problem, self._factors(x), at.outputs.clone(), at.b)
 
+    def advance(self, at: _State) -> _State:
+        """Try the whole step along L-BFGS's direction, and take it if it descends enough.
 
-def _exact_step(problem: Problem, state: _State, trial: _State, scale: Tensor) -> tuple[_State, float] | None:
-    """Minimise along the line with one more product: outputs are quadratic in the step, ``F0 + t F1 + t^2 F2``.
+        Where rounding hides whether it does, the slopes tell (the approximate Wolfe condition of Hager and Zhang 2005).
+        """
+        direction, slope, downhill = self._direction(at)
+        Z = self._factors(at.x + direction)
+        trial = look(self.problem, Z, self.problem.operator.apply(Z), at.b, follow=self.resident)
+        there = self._arrive(at, trial, downhill)
+        gain = at.value - trial.value
+        unclear = gain.abs() <= NOISE * torch.finfo(at.x.dtype).eps * at.value.abs()
+        taken = (gain >= -1e-4 * slope) | (unclear & ((there.g @ direction) <= -0.8 * slope))
+        taken = taken & (at.verdict[0] > 0)
+        refused = at._replace(verdict=torch.stack([torch.zeros_like(slope), downhill.to(slope), at.verdict[-1]]))
+        if self.resident:
+            return select(taken, there, refused)
+        return there if taken else refused
 
-    Return the state there and its local gap; None where rounding hides every descent. The search reads its values.
-    """
-    beta, A, point = factor_weight(problem), problem.operator, state.point
-    x, direction = state.x * scale, (trial.x - state.x) * scale
-    F2 = A.apply(_factors(point.Z, direction))
-    F1 = trial.point.outputs - point.outputs - F2
-    a, b, c = float(x @ x), float(x @ direction), float(direction @ direction)
+    def searched(self, at: _State) -> _State | None:
+        """Minimise along the line instead: outputs are quadratic in the step, ``F0 + t F1 + t^2 F2``.
 
-    def at(t: float) -> tuple[float, Fit]:
-        fit = problem.fit(point.outputs + t * F1 + t * t * F2, point.fit.intercept)
-        return float(fit.value) + 0.5 * beta * (a + 2 * t * b + t * t * c), fit
+        None where nothing descends. The search reads its values.
+        """
+        problem, A, beta = self.problem, self.problem.operator, factor_weight(self.problem)
+        step, _, downhill = self._direction(at)
+        at = at if downhill else self.forgetful(at)
+        x, d = at.x * self.scale, step * self.scale
+        F2 = A.apply(self._factors(step))
+        F1 = A.apply(self._factors(at.x + step)) - at.outputs - F2
+        a, b, c = float(x @ x), float(x @ d), float(d @ d)
 
-    before = float(point.value)
-    t = line_minimum(lambda t: at(t)[0], before)
-    if t is None:
-        return None
-    best, fit = at(t)
-    if not best < before:
-        return None
-    outputs = point.outputs + t * F1 + t * t * F2
-    value = fit.value + 0.5 * beta * (a + 2 * t * b + t * t * c)
-    there = Point(_factors(point.Z, x + t * direction), outputs, fit, value)
-    return _arrive(problem, state, there, scale, None), float(_local_gap(problem, there))
+        def look_at(t: float) -> Point:
+            outputs = at.outputs + t * F1 + t * t * F2
+            fit = problem.fit(outputs, at.b)
+            value = fit.value + 0.5 * beta * (a + 2 * t * b + t * t * c)
+            return Point(self._factors(at.x + t * step), outputs, fit, value)
+
+        def slope_at(t: float) -> float:
+            return float((look_at(t).fit.V * (F1 + 2 * t * F2)).sum()) + beta * (b + t * c)
+
+        before = float(at.value)
+        t = line_minimum(lambda t: float(look_at(t).value), before)
+        t = slope_root(slope_at) if t is None else t
+        if t is None:
+            return None
+        found = look_at(t)
+        noise = NOISE * torch.finfo(at.x.dtype).eps * abs(before)
+        return self._arrive(at, found, downhill) if float(found.value) <= before + noise else None
+
+    def _direction(self, at: _State) -> tuple[Tensor, Tensor, Tensor]:
+        """Return L-BFGS's direction, the slope along it, and whether it was one of descent; if not, it is the gradient's."""
+        direction = Pairs(at.S, at.Y).direction(at.g)
+        slope = direction @ at.g
+        downhill = slope < 0
+        # terms are scaled by their curvature, so that a step along the gradient has about the right length
+        direction, slope = torch.where(downhill, direction, -at.g), torch.where(downhill, slope, -(at.g @ at.g))
+        return direction, slope.double(), downhill
+
+    def _arrive(self, at: _State, point: Point, downhill: Tensor) -> _State:
+        """Return the state at a point, with the curvature along the step to it."""
+        x, g = self._flat(point.Z), self._gradient(point)
+        pairs = Pairs(at.S, at.Y).updated(x - at.x, g - at.g, MEMORY, resident=self.resident)
+        return _State(x, g, point.outputs, point.value, point.fit.intercept, *pairs, self._verdict(point, downhill))
+
+    def _verdict(self, point: Point, downhill: Tensor | None = None) -> Tensor:
+        """The local gap is ``|beta/2 (|U|^2 + |V|^2) - <M, Z>|`` over the objective: zero where factors are stationary."""
+        local = (point.value - point.fit.value + (point.fit.V * point.outputs).sum()).abs() / point.value.abs()
+        one = torch.ones_like(local)
+        return torch.stack([one, one if downhill is None else downhill.to(local), local])
+
+    def _none(self, g: Tensor) -> Pairs:
+        """What is recorded has tensors of one size: there all places for pairs are there from the start."""
+        return Pairs.none(g, MEMORY if self.resident else 0)
+
+    def _gradient(self, point: Point) -> Tensor:
+        """``A^T V`` times the other factor, plus beta times the factor, in scaled coordinates."""
+        A = self.problem.operator
+        assert isinstance(A, BilinearOperator)
+        Z = point.Z
+        GU, GV = A.pull(point.fit.V, Z)
+        decay = factor_weight(self.problem)
+        return torch.cat([(GU + decay * Z.U).flatten(), (GV + decay * Z.V).flatten()]) * self.scale
+
+    def _flat(self, Z: LowRank) -> Tensor:
+        return torch.cat([Z.U.flatten(), Z.V.flatten()]) / self.scale
+
+    def _factors(self, x: Tensor) -> LowRank:
+        """Undo :meth:`_flat`."""
+        x, cut = x * self.scale, self.Z.U.numel()
+        return self.Z.with_factors(x[:cut].view_as(self.Z.U), x[cut:].view_as(self.Z.V))
 
 
 def line_minimum(value: Callable[[float], float], at_zero: float) -> float | None:
@@ -188,6 +251,28 @@ def line_minimum(value: Callable[[float], float], at_zero: float) -> float | Non
     return t
 
 
+def slope_root(slope: Callable[[float], float]) -> float | None:
+    """Return a step at which a rising ``slope`` has become small, for where rounding hides the values' differences."""
+    low, high, at_low = 0.0, 1.0, slope(0.0)
+    enough = 0.1 * abs(at_low)
+    if not at_low < 0:
+        return None
+    while (at_high := slope(high)) < -enough:
+        low, high, at_low = high, 2 * high, at_high
+        if high > 1e12:
+            return None
+    for _ in range(60):
+        t = low - at_low * (high - low) / (at_high - at_low)
+        at_t = slope(t)
+        if abs(at_t) <= enough:
+            return t
+        if at_t < 0:
+            low, at_low, at_high = t, at_t, at_high / 2  # the Illinois method: halved, so that both ends move
+        else:
+            high, at_high, at_low = t, at_t, at_low / 2
+    return None
+
+
 def look(problem: Problem, Z: LowRank, outputs: Tensor, intercept: Tensor | None, *, follow: bool = False) -> Point:
     """Evaluate the loss and the objective at factors with these outputs."""
     fit = problem.fit(outputs, intercept, follow=follow)
@@ -198,13 +283,6 @@ def look(problem: Problem, Z: LowRank, outputs: Tensor, intercept: Tensor | None
 def factor_weight(problem: Problem) -> float:
     """The weight of ``1/2 (|U|^2 + |V|^2)``: beta, times the scale of the nuclear norm."""
     return problem.beta * (problem.penalty.factor_weight() or 1.0)
-
-
-def _settled(problem: Problem, point: Point, behind: int) -> Point:
-    """Minimise exactly over an intercept that was only followed."""
-    if not (behind and problem.intercept):
-        return point
-    return look(problem, point.Z, point.outputs, point.fit.intercept)
 
 
 def _tidy(problem: Problem, point: Point) -> Point:
@@ -222,21 +300,3 @@ def _scales(problem: Problem, point: Point) -> Tensor:
     curvature = (point.outputs.square() * problem.w[:, None]).sum() / total.clamp_min(torch.finfo(sigma.dtype).tiny)
     each = (problem.loss.curvature * curvature.to(sigma) * sigma + factor_weight(problem)).rsqrt()
     return torch.cat([each.repeat_interleave(Z.U.shape[1]), each.repeat_interleave(Z.V.shape[1])])
-
-
-def _gradient(problem: Problem, point: Point) -> Tensor:
-    """Gradient in the factors: ``A^T V`` times the other factor, plus beta times the factor."""
-    A = problem.operator
-    assert isinstance(A, BilinearOperator)
-    GU, GV = A.pull(point.fit.V, point.Z)
-    return torch.cat([GU.flatten(), GV.flatten()]) + factor_weight(problem) * _flat(point.Z)
-
-
-def _flat(Z: LowRank) -> Tensor:
-    return torch.cat([Z.U.flatten(), Z.V.flatten()])
-
-
-def _factors(Z: LowRank, x: Tensor) -> LowRank:
-    """Undo :func:`_flat`."""
-    cut = Z.U.numel()
-    return Z.with_factors(x[:cut].view_as(Z.U), x[cut:].view_as(Z.V))

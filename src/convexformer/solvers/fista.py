@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, Protocol
+from functools import partial
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from convexformer.architecture import Weights
 from convexformer.problem import Fit, Problem
+from convexformer.solvers.recorded import Recorded, select
 
 
 class Watcher(Protocol):
@@ -25,56 +27,70 @@ class Watcher(Protocol):
         """Check the gap of the point ``Z``, whose loss is ``fit``."""
 
 
+class _State(NamedTuple):
+    """The last point ``Z`` and the momentum point ``W`` with their outputs; momentum, curvature and intercept."""
+
+    Z: Tensor
+    F: Tensor
+    W: Tensor
+    FW: Tensor
+    t: Tensor
+    L: Tensor
+    b: Tensor | None
+
+
 def fista(problem: Problem, start: Weights, monitor: Watcher, *, resident: bool | None = None) -> None:
     """FISTA (Beck and Teboulle 2009) with backtracking and adaptive restart (O'Donoghue and Candes 2015).
 
     An iteration costs one product with the operator and one with its adjoint: outputs are linear in the weights, so
     those of the momentum point are combined from the last two. A ``resident`` iteration (the default on a GPU) takes
     every decision where the tensors are: step length, momentum and restarts are scalars on the device, and a step that
-    went too far is refused there, so that the host reads nothing between gap checks. On a CPU a refused step is tried
-    again at once, which saves its gradient.
+    went too far is refused there, so that the host reads nothing between gap checks, and an iteration can be recorded.
+    On a CPU a refused step is tried again at once, which saves its gradient.
     """
-    A, penalty, beta = problem.operator, problem.penalty, problem.beta
-    Z, F = start.Z, A.apply(start.Z)
+    Z, F = start.Z, problem.operator.apply(start.Z)
     resident = Z.is_cuda if resident is None else resident
-    choose = torch.where if resident else _choose
-    at_W = problem.fit(F, start.intercept)
-    monitor.check(Z, at_W)
-    W, FW = Z, F  # the momentum point and its outputs
-    t, L = at_W.value.new_ones(()), None
+    fit = problem.fit(F, start.intercept)
+    monitor.check(Z, fit)
+    first = _State(Z, F, Z, F, fit.value.new_ones(()), _first_curvature(problem, fit), fit.intercept)
+    advance = partial(_advance, problem, resident=resident)
+    iteration = Recorded(problem, advance, first, record=resident and problem.penalty.resident)
     for _ in monitor:
-        G = A.adjoint(at_W.V)
-        L = _first_curvature(problem, G) if L is None else L
-        while True:
-            Z_next = penalty.prox(W - G / L, beta / L)
-            F_next = A.apply(Z_next)
-            fit_next = problem.fit(F_next, at_W.intercept, follow=resident)
-            allowed = 0.5 * L * (Z_next - W).double().square().sum()
-            excess = _bregman(at_W, FW, fit_next, F_next)
-            taken = (excess <= allowed * (1 + 1e-9)) | ~L.isfinite()
-            if resident or taken:
-                break
-            L = 2 * L
-        # where the curvature is lower than thought: longer steps, checked again at the next one
-        L = torch.where(taken, torch.where(excess < 0.4 * allowed, 0.9 * L, L), 2 * L)
-        uphill = ((W - Z_next) * (Z_next - Z)).sum() > 0  # the momentum: start anew
-        t_next = torch.where(uphill, 1.0, (1 + (1 + 4 * t * t).sqrt()) / 2)
-        push = torch.where(uphill, 0.0, (t - 1) / t_next)
-        W, FW = choose(taken, Z_next + push * (Z_next - Z), W), choose(taken, F_next + push * (F_next - F), FW)
-        Z, F, t = choose(taken, Z_next, Z), choose(taken, F_next, F), torch.where(taken, t_next, t)
-        still = not resident and not push  # then both points are the same
-        at_W = fit_next if still else problem.fit(FW, fit_next.intercept, follow=resident)
+        iteration()
         if monitor.due:
-            monitor.check(Z, problem.fit(F, fit_next.intercept))
+            at = iteration.state
+            monitor.check(at.Z.clone() if iteration.record else at.Z, problem.fit(at.F, at.b))
 
 
-def _choose(taken: Tensor, new: Tensor, old: Tensor) -> Tensor:
-    """:func:`torch.where` without a copy, where asking costs nothing."""
-    return new if taken else old
+def _advance(problem: Problem, at: _State, *, resident: bool) -> _State:
+    A, penalty, beta = problem.operator, problem.penalty, problem.beta
+    Z, F, W, FW, t, L, b = at
+    at_W = problem.fit(FW, b, follow=resident)
+    G = A.adjoint(at_W.V)
+    while True:
+        Z_next = penalty.prox(W - G / L, beta / L)
+        F_next = A.apply(Z_next)
+        fit_next = problem.fit(F_next, at_W.intercept, follow=resident)
+        allowed = 0.5 * L * (Z_next - W).double().square().sum()
+        excess = _bregman(at_W, FW, fit_next, F_next)
+        taken = (excess <= allowed * (1 + 1e-9)) | ~L.isfinite()
+        if resident or taken:
+            break
+        L = 2 * L
+    # where the curvature is lower than thought: longer steps, checked again at the next one
+    L = torch.where(taken, torch.where(excess < 0.4 * allowed, 0.9 * L, L), 2 * L)
+    uphill = ((W - Z_next) * (Z_next - Z)).sum() > 0  # the momentum points there: start anew
+    t_next = torch.where(uphill, 1.0, (1 + (1 + 4 * t * t).sqrt()) / 2)
+    push = torch.where(uphill, 0.0, (t - 1) / t_next)
+    found = _State(
+        Z_next, F_next, Z_next + push * (Z_next - Z), F_next + push * (F_next - F), t_next, L, fit_next.intercept
+    )
+    return select(taken, found, at._replace(L=L)) if resident else found
 
 
-def _first_curvature(problem: Problem, G: Tensor) -> Tensor:
+def _first_curvature(problem: Problem, fit: Fit) -> Tensor:
     """Return the curvature bound along the first gradient; backtracking raises it where it is too low."""
+    G = problem.operator.adjoint(fit.V)
     norm = torch.linalg.vector_norm(G.double())
     AG = problem.operator.apply(G / norm)
     found = problem.loss.curvature * (problem.w[:, None] * AG.double().square()).sum()

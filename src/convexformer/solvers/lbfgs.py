@@ -2,44 +2,48 @@
 
 from __future__ import annotations
 
-from typing import final
+from typing import NamedTuple, final
 
 import torch
 from torch import Tensor
 
+from convexformer.solvers.recorded import select
+
 
 @final
-class InverseHessian:
-    """The two-loop recursion in compact form (Byrd, Nocedal and Schnabel 1994): a few thin matrix products.
+class Pairs(NamedTuple):
+    """Steps ``s`` and changes of the gradient ``y`` along them, rows of two matrices; the newest is the last.
 
-    Pairs ``s, y`` are rows of two matrices, so that a direction needs no host round trip. It never changes: with one pair
-    more it is another, and a step that was in vain leaves the old one as it was.
+    The inverse Hessian they stand for is the two-loop recursion in compact form (Byrd, Nocedal and Schnabel 1994): a few
+    thin matrix products, and no host round trip. Rows of zeros stand for pairs that are still to come.
     """
 
-    def __init__(self, memory: int = 20, S: Tensor | None = None, Y: Tensor | None = None) -> None:
-        self.memory = memory
-        self._S, self._Y = S, Y
+    S: Tensor
+    Y: Tensor
 
-    def updated(self, s: Tensor, y: Tensor) -> InverseHessian:
-        """Take in a step and the change of gradient along it; where curvature is not positive, only the change's size."""
-        size, change = s.norm(), y.norm()
-        bent = (s @ y) > 1e-10 * size * change
-        y = torch.where(bent, y, (change / size.clamp_min(1e-300)) * s)
-        if self._S is None or self._Y is None:
-            return InverseHessian(self.memory, s[None], y[None])
-        keep = self.memory - 1
-        S, Y = torch.cat([self._S[-keep:], s[None]]), torch.cat([self._Y[-keep:], y[None]])
-        return InverseHessian(self.memory, S, Y)
+    @classmethod
+    def none(cls, g: Tensor, places: int = 0) -> Pairs:
+        """No pairs yet, in so many places."""
+        return cls(g.new_zeros((places, len(g))), g.new_zeros((places, len(g))))
+
+    def updated(self, s: Tensor, y: Tensor, memory: int, *, resident: bool = False) -> Pairs:
+        """Take in a pair if its curvature is positive; ``resident``: decide that on the device."""
+        bent = (s @ y) > 1e-10 * s.norm() * y.norm()
+        if not resident and not bent:
+            return self
+        keep = memory - 1
+        longer = Pairs(torch.cat([self.S[-keep:], s[None]]), torch.cat([self.Y[-keep:], y[None]]))
+        return select(bent, longer, self) if resident else longer
 
     def direction(self, g: Tensor) -> Tensor:
         """Return ``-H g``; ``-g`` before the first pair."""
-        if self._S is None or self._Y is None:
+        S, Y = self
+        if not len(S):
             return -g
-        S, Y = self._S, self._Y
         SY, YY = S @ Y.T, Y @ Y.T
         D = SY.diagonal()
-        gamma = D[-1] / YY[-1, -1]
-        R = SY.triu()
+        gamma = torch.where(D[-1] > 0, D[-1] / YY[-1, -1], 1.0)
+        R = SY.triu() + torch.diag((D == 0).to(D))  # a place without a pair says nothing
         Sg, Yg = S @ g, gamma * (Y @ g)
         inner = torch.linalg.solve_triangular(R, Sg[:, None], upper=True)[:, 0]
         p = D * inner + gamma * (YY @ inner) - Yg
