@@ -65,8 +65,11 @@ def staircase(problem: Problem, start: Weights, monitor: Monitor) -> None:
 
 def _dense_pays(problem: Problem, Z: LowRank, monitor: Monitor) -> bool:
     """Tell whether to hand over to FISTA: near the optimum, for high ranks, its gap follows the objective more closely."""
-    rows, columns = Z.shape[-2:]
-    small = min(rows, columns) >= MANY_TERMS and rows * columns <= DENSE and not Z.U.is_cuda
+    A, (rows, columns) = problem.operator, Z.shape[-2:]
+    assert isinstance(A, BilinearOperator)
+    # gated operators take dense weights one row at a time: several times slower than their factors
+    cheap = A.dense_pays(Z.n_terms) and not Z.U.is_cuda
+    small = cheap and min(rows, columns) >= MANY_TERMS and rows * columns <= DENSE
     gap = monitor.history[-1].relative_gap
     return small and Z.n_terms > min(rows, columns) / 8 and 10 * monitor.tolerance < gap < NEAR
 
