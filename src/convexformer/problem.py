@@ -17,7 +17,7 @@ from convexformer.data import TokenDataset
 from convexformer.gauges import Penalty, Polar
 from convexformer.losses import Loss
 from convexformer.operators import BilinearOperator, FactoredView, Operator
-from convexformer.operators.bilinear import as_operand
+from convexformer.operators.bilinear import as_operand, size_of
 from convexformer.targets import read_targets
 
 
@@ -34,7 +34,11 @@ class Fit:
     U: Tensor
     """``(R, c)`` gradient of each row's loss, in float64."""
     V: Tensor
-    """``(R, c)`` gradient of the weighted sum, ``w * U``: a dual point before scaling, in the operator's dtype."""
+    """``(R, c)`` gradient of the weighted sum, ``w * U``: a dual point before scaling, in the operator's dtype.
+
+    With an exact intercept it sums to zero over the rows, apart from rounding, and what rounding leaves is taken out: it
+    would be multiplied by the mean of the features.
+    """
 
 
 @final
@@ -115,7 +119,10 @@ class Problem:
             outputs = outputs + b
         U = self.loss.gradient(outputs, self.Y)
         value = (self.w * self.loss.value(outputs, self.Y)).sum() + self.offset
-        return Fit(value, outputs, b, U, (self.w[:, None] * U).to(dtype))
+        V = self.w[:, None] * U
+        if self.intercept and not follow:
+            V = V - (self.w / self.w.sum())[:, None] * V.sum(0)
+        return Fit(value, outputs, b, U, V.to(dtype))
 
     def objective(self, weights: Weights) -> float:
         """Return the primal value at these weights, intercept included."""
@@ -197,11 +204,24 @@ class Problem:
         M = self.operator.dual_matrix(fit.V)
         return self.penalty.zero_beta(M, self._curvature)
 
+    def mean_size(self) -> float:
+        """The size of the mean feature, ``|A^T w| / sum w``: what an intercept cancels, and rounding does not quite."""
+        if "mean size" not in self.shared:
+            share = (self.w / self.w.sum()).to(self.operator.like)
+            M = self.operator.dual_matrix(share[:, None].expand(self.Y.shape).contiguous())
+            self.shared["mean size"] = size_of(M)
+        return self.shared["mean size"]
+
     def _curvature(self) -> float:
         return self.loss.curvature * float(self.w.max()) * self.operator.norm_squared()
 
     def _beta_from_ratio(self, ratio: float) -> float:
         # where nothing can be learnt (beta_max = 0) any positive beta has the same answer, Z = 0
+        if not math.isfinite(self.beta_max):
+            raise ValueError(
+                f"beta_max is {self.beta_max} in {self.tokens.X.dtype}: the tokens are too large (their largest entry is "
+                f"{float(self.tokens.X.abs().max()):.3g}). Standardise them, or pass dtype=torch.float64."
+            )
         return ratio * self.beta_max if self.beta_max > 0 else ratio
 
     def __repr__(self) -> str:

@@ -21,6 +21,8 @@ from convexformer.gauges import Polar
 from convexformer.operators.bilinear import as_operand
 from convexformer.problem import Fit, Problem
 
+FAR = 100  # times the size of outputs and targets: how large the mean output of an optimum is taken to be at most
+
 
 @final
 @dataclass(frozen=True)
@@ -91,6 +93,10 @@ def dual_point(problem: Problem, fit: Fit, *, quick: bool = False) -> DualPoint:
     """
     M = problem.operator.dual_matrix(fit.V)
     limit, polar = problem.penalty.scale_limit(M, problem.beta, quick=quick)
+    if not quick and problem.intercept and polar.value > 0:
+        # V sums to zero, so that the mean of the features cancels in M, up to its rounding
+        eps = torch.finfo(torch.float64).eps
+        limit /= 1 + 8 * eps * problem.mean_size() * float(fit.V.abs().sum()) / polar.value
     value, scale = dual_value(problem, fit, limit)
     own = scale**2 * problem.penalty.conjugate(M, problem.beta)  # zero for a gauge, quadratic for a ridge
     return DualPoint(value - own, scale, polar, M)
@@ -158,6 +164,8 @@ def _certificate(problem: Problem, outputs: Tensor, b: Tensor | None, penalty: f
     if not point.polar.kind.certifies:
         return Certificate(primal, -math.inf, "none", 0.0, _kkt(problem, fit, point, outputs, penalty))
     dual = point.value - _rounding(problem, fit, point, primal)
+    if dual > primal:  # only rounding can do that, and by so much it may be wrong either way
+        dual = primal - (dual - primal)
     kind = "exact" if point.polar.confidence == 1.0 else "probabilistic"
     return Certificate(primal, dual, kind, point.polar.confidence, _kkt(problem, fit, point, outputs, penalty))
 
@@ -170,11 +178,15 @@ def _rounding(problem: Problem, fit: Fit, point: DualPoint, primal: float) -> fl
     growth = math.sqrt(max(problem.Y.shape[0], *problem.operator.weight_shape))
     slack = (64 + growth) * eps * (abs(primal) + terms)
     if fit.intercept is not None:
-        left = fit.V.sum(0).abs()
-        if float(left.max()) > 1e-6 * float(fit.V.abs().sum()) + 1e-12 * float(problem.w.sum()):
+        V, b = problem.w[:, None] * fit.U, fit.intercept.abs()
+        left = V.sum(0).abs()
+        if float(left.max()) > 1e-6 * float(V.abs().sum()) + 1e-12 * float(problem.w.sum()):
             return math.inf  # the best intercept was not found, so V is not dual feasible and proves nothing
-        # what is left of sum_i v_i = 0 costs its product with the best intercept
-        slack += abs(point.scale) * float((left * (1 + fit.intercept.abs())).sum())
+        # what is left of sum_i v_i = 0 costs its product with the best intercept of centred features, the mean output
+        size = 1 + fit.outputs.abs().amax(0) + problem.Y.abs().amax(0) + abs(primal) / float(problem.w.sum())
+        slack += abs(point.scale) * FAR * float((left * size).sum())
+        # outputs are exact to the rounding of A Z and of b, which may cancel
+        slack += 8 * eps * float((V.abs() * ((fit.outputs - fit.intercept).abs() + b)).sum())
     return slack
 
 
@@ -193,6 +205,7 @@ def _kkt(problem: Problem, fit: Fit, point: DualPoint, outputs: Tensor, penalty:
         "scale": point.scale,
     }
     if fit.intercept is not None:
-        total = float(fit.V.abs().sum())
-        residuals["intercept"] = float(fit.V.sum(0).abs().max()) / total if total > 0 else 0.0
+        V = problem.w[:, None] * fit.U
+        total = float(V.abs().sum())
+        residuals["intercept"] = float(V.sum(0).abs().max()) / total if total > 0 else 0.0
     return residuals

@@ -99,6 +99,8 @@ class Gauge(Penalty):
     def scale_limit(self, M: Any, beta: float, *, quick: bool = False) -> tuple[float, Polar]:
         """``beta / polar(M)``: the conjugate of ``beta g`` is the indicator of ``polar <= beta``."""
         polar = self.quick_polar(M) if quick else self.polar(M)
+        if not math.isfinite(polar.value):  # overflow proves nothing
+            return 0.0, Polar(math.inf, PolarKind.LOWER)
         return (beta / polar.value if polar.value > 0 else math.inf), polar
 
     def conjugate(self, M: Any, beta: float) -> float:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from convexformer.gauges.base import Gauge, Polar
+from convexformer.gauges.spectral import unit_of
 
 
 @final
@@ -20,7 +21,8 @@ class FrobeniusNorm(Gauge):
 
     def value(self, Z: Tensor) -> Tensor:
         """``||Z||_F``."""
-        return torch.linalg.vector_norm(Z)
+        unit = unit_of(Z)
+        return unit * torch.linalg.vector_norm(Z / unit)
 
     def prox(self, Z: Tensor, step: float | Tensor) -> Tensor:
         """Shrink the norm by ``step``."""

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from convexformer.gauges.base import Gauge, Polar
+from convexformer.gauges.spectral import unit_of
 from convexformer.registry import one_of
 
 
@@ -33,7 +34,8 @@ class GroupNorm(Gauge):
 
     def value(self, Z: Tensor) -> Tensor:
         """Sum of the group norms."""
-        return self.norms(Z).sum()
+        unit = unit_of(Z)
+        return unit * self.norms(Z / unit).sum()
 
     def prox(self, Z: Tensor, step: float | Tensor) -> Tensor:
         """Shrink each group's norm by ``step``."""
@@ -46,7 +48,8 @@ class GroupNorm(Gauge):
 
     def polar(self, M: Tensor) -> Polar:
         """Return the largest group norm: exact, so it may certify."""
-        return Polar(float(self.norms(M).max()))
+        unit = unit_of(M)
+        return Polar(float(unit * self.norms(M / unit).max()))
 
     def atom(self, M: Tensor) -> Tensor:
         """Return the normalised group of largest norm."""

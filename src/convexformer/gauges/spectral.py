@@ -17,6 +17,12 @@ FAILURE = 1e-6  # probability that a probabilistic bound is wrong
 LANCZOS_STEPS = 1000
 
 
+def unit_of(M: Tensor) -> Tensor:
+    """Return the largest entry's size, one for zeros: squares of ``M / unit`` neither overflow nor vanish."""
+    top = M.abs().amax()
+    return torch.where(top > 0, top, 1.0)
+
+
 def gram(M: Tensor) -> Tensor:
     """Return the Gram matrix of the short side of each slice."""
     return M.mT @ M if M.shape[-2] >= M.shape[-1] else M @ M.mT
@@ -24,7 +30,11 @@ def gram(M: Tensor) -> Tensor:
 
 def largest(M: Tensor) -> float:
     """Return the largest singular value of any slice; that of the Gram matrix is accurate to rounding."""
-    return float(torch.linalg.eigvalsh(gram(M))[..., -1].max().clamp_min(0).sqrt())
+    M = M.double()
+    unit = unit_of(M)
+    if not bool(unit.isfinite()):
+        return math.inf
+    return float(unit * torch.linalg.eigvalsh(gram(M / unit))[..., -1].max().clamp_min(0).sqrt())
 
 
 def bound(M: Any) -> Polar:
@@ -47,8 +57,8 @@ def estimate(M: Any) -> Polar:
     """Estimate the largest singular value quickly, from below: good for steering, never for a certificate."""
     B, p, q = M.shape
     if min(p, q) <= SMALL_SIDE and B * p * q <= FORMED:
-        squares, _ = M.gram_spectrum()  # kept: the solver will ask for the vectors next
-        return Polar(float(squares[..., -1].max().clamp_min(0).sqrt()))
+        values, _ = M.gram_spectrum()  # kept: the solver will ask for the vectors next
+        return Polar(float(values[..., -1].max()))
     return Polar(max(lanczos(M, b, steps=40) for b in range(B)), PolarKind.LOWER)
 
 
@@ -61,28 +71,36 @@ def lanczos(M: Any, b: int, steps: int, seed: int = 0) -> float:
     generator = torch.Generator().manual_seed(seed)
     v = torch.randn((1, min(p, q)), generator=generator, dtype=torch.float64).to(like)
     v = v / v.norm()
+    unit = unit_of(there(v, b))
     basis = [v]
     alphas: list[Tensor] = []
     betas: list[Tensor] = []
     previous, beta = None, None
+    largest_yet = v.new_zeros(())
     for _ in range(min(steps, min(p, q))):
-        u = there(v, b)
+        u = there(v, b) / unit
         if previous is not None and beta is not None:
             u = u - beta * previous
-        alpha = u.norm()
-        u = u / alpha.clamp_min(1e-300)
-        w = back(u, b) - alpha * v
+        u, alpha = _normalised(u, largest_yet)
+        w = back(u, b) / unit - alpha * v
         Q = torch.cat(basis)
         for _twice in range(2):  # full reorthogonalisation: rounding must not lose the top
             w = w - (w @ Q.T) @ Q
-        beta = w.norm()
+        largest_yet = torch.maximum(largest_yet, alpha)
+        previous, (v, beta) = u, _normalised(w, largest_yet)
         alphas.append(alpha)
         betas.append(beta)
-        previous, v = u, w / beta.clamp_min(1e-300)
         basis.append(v)
     A, E = torch.stack(alphas).double(), torch.stack(betas).double()
     core = torch.diag(A) + torch.diag(E[:-1], 1)
-    return float(torch.linalg.svdvals(core)[0])
+    return float(unit) * float(torch.linalg.svdvals(core)[0]) if bool(core.isfinite().all()) else math.inf
+
+
+def _normalised(x: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
+    """Return ``x / |x|`` and ``|x|``; zeros where ``x`` is rounding, which means that the Krylov space is exhausted."""
+    norm = x.norm()
+    norm = torch.where(norm > 64 * torch.finfo(x.dtype).eps * scale, norm, 0.0)
+    return torch.where(norm > 0, x / norm, 0.0), norm
 
 
 def top_pairs(M: Any, k: int, start: Tensor | None = None, sweeps: int = 6) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -92,8 +110,8 @@ def top_pairs(M: Any, k: int, start: Tensor | None = None, sweeps: int = 6) -> t
     """
     B, p, q = M.shape
     if min(p, q) <= SMALL_SIDE and B * p * q <= FORMED:
-        squares, Q = M.gram_spectrum()
-        return _gram_pairs(M.dense(), squares, Q, k)
+        values, Q = M.gram_spectrum()
+        return _gram_pairs(M.dense(), values, Q, k)
     found = []
     for b in range(B):
         U, sigma, V = _subspace(M, b, k, start, sweeps)
@@ -103,15 +121,15 @@ def top_pairs(M: Any, k: int, start: Tensor | None = None, sweeps: int = 6) -> t
     return sigma[order], U[order], V[order], block[order]
 
 
-def _gram_pairs(M: Tensor, squares: Tensor, Q: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _gram_pairs(M: Tensor, values: Tensor, Q: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return the top ``k`` triples of all blocks ``(B, p, q)`` by the eigenvectors of their small Gram matrices."""
     tall = M.shape[-2] >= M.shape[-1]
-    order = squares.flatten().argsort(descending=True)[:k]
-    block, column = order // squares.shape[1], order % squares.shape[1]
-    sigma = squares[block, column].clamp_min(0).sqrt()
+    order = values.flatten().argsort(descending=True)[:k]
+    block, column = order // values.shape[1], order % values.shape[1]
+    sigma = values[block, column]
     short = Q[block, :, column]  # (k, n)
     long = (M if tall else M.mT)[block] @ short[:, :, None]
-    long = long[:, :, 0] / sigma.clamp_min(1e-300)[:, None]
+    long = long[:, :, 0] / sigma.clamp_min(torch.finfo(sigma.dtype).tiny)[:, None]
     return (sigma, long, short, block) if tall else (sigma, short, long, block)
 
 

@@ -108,6 +108,8 @@ class SeparableLoss(Loss):
     """A loss that is a sum over outputs; the intercept is then one root a column."""
 
     separable = True
+    differences: ClassVar[bool] = True
+    """Whether the gradient is a difference of outputs and targets, and rounds as they do."""
 
     @abstractmethod
     def curvatures(self, F: Tensor, Y: Tensor) -> Tensor:
@@ -120,12 +122,15 @@ class SeparableLoss(Loss):
     def best_intercept(self, F: Tensor, Y: Tensor, w: Tensor, start: Tensor) -> Tensor:
         """Find the root of each column's derivative by Newton steps kept inside a bracket."""
         W = w[:, None]
+        # the difference of outputs and targets is no more exact than they are
         reach = self.curvature * (W * torch.maximum(F.abs(), Y.abs())).sum(0)
+        reach, total = (
+            (reach, self.curvature * w.sum()) if self.differences else (torch.zeros_like(reach), w.new_zeros(()))
+        )
 
         def slope(b: Tensor) -> tuple[Tensor, Tensor]:
             G = W * self.gradient(F + b, Y)
-            # a gradient is the difference of outputs and targets, so it is no more exact than they are
-            return G.sum(0), G.abs().sum(0) + reach + self.curvature * w.sum() * b.abs()
+            return G.sum(0), G.abs().sum(0) + reach + total * b.abs()
 
         eps = torch.finfo(F.dtype).eps
         b = start.clone()

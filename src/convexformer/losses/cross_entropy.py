@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import final
 
 import torch
 from torch import Tensor
 
 from convexformer.losses.base import LOSSES, Loss
+
+MANY_CLASSES = 64  # from which on the Hessian of an intercept is met through products
+CG_STEPS = 10
 
 
 @final
@@ -46,12 +50,13 @@ class CrossEntropy(Loss):
         return P / sums[:, None]
 
     def value(self, F: Tensor, Y: Tensor) -> Tensor:
-        """``log sum exp(f) - <p, f>``."""
-        return torch.logsumexp(F, 1) - (Y * F).sum(1)
+        """``log sum exp(f) - <p, f>``, from the largest output: a loss of 1e-12 keeps its digits."""
+        top, others = _others(F)
+        return torch.log1p(others.sum(1)) + (Y * (top - F)).sum(1)
 
     def gradient(self, F: Tensor, Y: Tensor) -> Tensor:
-        """``softmax(f) - p``."""
-        return F.softmax(1) - Y
+        """``softmax(f) - p``; for a label that is all but certain, minus the sum of the other probabilities."""
+        return _minus(F.softmax(1), Y)
 
     def curvatures(self, F: Tensor, Y: Tensor) -> Tensor:
         """``q = softmax(f)``: the Hessian of a row is ``diag(q) - q q^T``."""
@@ -63,7 +68,9 @@ class CrossEntropy(Loss):
         tolerance = 1e-9 if U.dtype == torch.float64 else 1e-5
         inside = (-tolerance <= Q).all(1) & ((Q.sum(1) - 1).abs() <= tolerance)
         Q = Q.clamp_min(0)
-        return torch.where(inside, torch.xlogy(Q, Q).sum(1), math.inf)
+        # log q from what is missing to one, which U holds in full where the label is all but certain
+        log = torch.where(Q > 0.5, torch.log1p((U + (Y - 1)).clamp_min(-0.75)), Q.clamp_min(torch.finfo(Q.dtype).tiny).log())
+        return torch.where(inside, (Q * log).sum(1), math.inf)
 
     def check_intercept(self, Y: Tensor, w: Tensor) -> None:
         """Every class needs some mass, or its intercept goes to minus infinity."""
@@ -85,48 +92,87 @@ class CrossEntropy(Loss):
         Far-apart outputs make the objective nearly piecewise linear and Newton's steps useless; divided by a temperature
         it is smooth, and each solution starts the next (the epsilon-scaling of optimal transport).
         """
-        wanted = (w[:, None] * Y).sum(0)
-        b, found = _newton(F, w, wanted, start)
+        b, found = _newton(F, Y, w, start)
         if found:
             return b
         spread = float((F.amax(1) - F.amin(1)).max())
         b = torch.zeros_like(start)
         for stage in range(max(1, math.ceil(math.log2(max(spread, 2.0)))), -1, -1):
             temperature = 2.0**stage
-            b = temperature * _newton(F / temperature, w, wanted, b / temperature)[0]
+            b = temperature * _newton(F / temperature, Y, w, b / temperature)[0]
         return b
 
 
+def _minus(Q: Tensor, Y: Tensor) -> Tensor:
+    """``q - p``, with all its digits where a label is all but certain."""
+    U = Q - Y
+    certain = Y == 1
+    rest = torch.where(certain, 0.0, U).sum(1, keepdim=True)
+    return torch.where(certain, -rest, U)
+
+
+def _others(F: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the largest output of each row, ``(R, 1)``, and ``exp(f_l - top)`` for all outputs but that one."""
+    top, where = F.max(1, keepdim=True)
+    return top, (F - top).exp().scatter(1, where, 0.0)
+
+
 def _newton_step(Q: Tensor, w: Tensor, slope: Tensor) -> Tensor:
-    """Solve ``H step = -slope`` with ``H = sum_i w_i (diag(q_i) - q_i q_i^T)``."""
-    c, total = Q.shape[1], w.sum()
+    """Solve ``H step = -slope`` with ``H = sum_i w_i (diag(q_i) - q_i q_i^T)``, of bounded length.
+
+    Exactly for few classes; for many by some steps of conjugate gradients, which never form ``H``.
+    """
     WQ = w[:, None] * Q
-    H = WQ.sum(0).diag() - Q.T @ WQ + total / c**2  # the direction of a constant shift is left out
-    H.diagonal().add_(torch.finfo(Q.dtype).eps * total)
-    step = -torch.linalg.solve_ex(H, slope)[0]
+    own = (WQ * (1 - Q)).sum(0)
+    tiny = torch.finfo(Q.dtype).eps * own.max() + 1e-300
+    if Q.shape[1] > MANY_CLASSES:
+        mass = WQ.sum(0) + tiny
+        step = _conjugate_gradients(lambda v: mass * v - WQ.T @ (Q @ v), -slope, mass)
+    else:
+        H = -Q.T @ WQ
+        H.diagonal().copy_(own + tiny)
+        step = -torch.linalg.solve_ex(H + own.mean(), slope)[0]  # the direction of a constant shift is left out
     return step * (20.0 / step.abs().max().clamp_min(1e-300)).clamp_max(1.0)
 
 
-def _newton(F: Tensor, w: Tensor, wanted: Tensor, start: Tensor) -> tuple[Tensor, bool]:
-    """Minimise ``sum_i w_i log sum exp(f_i + b) - <wanted, b>`` over ``b`` of mean zero; tell whether it was found."""
+def _conjugate_gradients(H: Callable[[Tensor], Tensor], x: Tensor, scale: Tensor) -> Tensor:
+    """Solve ``H z = x`` for ``x`` of mean zero, roughly, preconditioned by ``scale: (c,)``; nothing is read by the host."""
+    z, r = torch.zeros_like(x), x
+    p = y = r / scale
+    old = r @ y
+    for _ in range(CG_STEPS):
+        Hp = H(p)
+        length = torch.where(old > 0, old / (p @ Hp).clamp_min(1e-300), 0.0)
+        z, r = z + length * p, r - length * Hp
+        y = r / scale
+        new = r @ y
+        p = y + torch.where(old > 0, new / old, 0.0) * p
+        old = new
+    return z - z.mean()
+
+
+def _newton(F: Tensor, Y: Tensor, w: Tensor, start: Tensor) -> tuple[Tensor, bool]:
+    """Minimise ``sum_i w_i L(f_i + b, p_i)`` over ``b`` of mean zero; tell whether the minimum was found."""
     W, total = w[:, None], float(w.sum())
+    wanted = (W * Y).sum(0)
     eps = torch.finfo(F.dtype).eps
 
     def look(b: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         Q = (F + b).softmax(1)
-        G = (W * Q).sum(0) - wanted
-        return Q, G, (w * torch.logsumexp(F + b, 1)).sum() - (wanted * b).sum()
+        return Q, W * _minus(Q, Y), (w * torch.logsumexp(F + b, 1)).sum() - (wanted * b).sum()
 
     b = start - start.mean()
-    Q, G, f = look(b)
+    Q, V, f = look(b)
+    G = V.sum(0)
     for _ in range(60):
         size = float(G.abs().max())
-        if size <= 4 * eps * total:
+        if size <= 4 * eps * float(V.abs().sum()):
             break
         step = _newton_step(Q, w, G)
         slope, t = float(G @ step), 1.0
         for _ in range(30):
-            Q_new, G_new, f_new = look(b + t * step)
+            Q_new, V_new, f_new = look(b + t * step)
+            G_new = V_new.sum(0)
             # near the minimum the value no longer tells: there the gradient decides
             descends = float(f_new) <= float(f) + 1e-4 * t * slope
             if descends or float(G_new.abs().max()) < 0.5 * size:
@@ -134,7 +180,7 @@ def _newton(F: Tensor, w: Tensor, wanted: Tensor, start: Tensor) -> tuple[Tensor
             t /= 2
         else:
             break
-        b, Q, G, f = b + t * step, Q_new, G_new, f_new
+        b, Q, V, G, f = b + t * step, Q_new, V_new, G_new, f_new
     return b - b.mean(), float(G.abs().max()) <= max(1e-10, 64 * eps) * total
 
 

@@ -20,6 +20,7 @@ class Logistic(SeparableLoss):
 
     name = "logistic"
     curvature = 0.25
+    differences = False
 
     def encode(self, Y: Tensor) -> Tensor:
         """Labels -1 and +1, one output."""
@@ -52,7 +53,7 @@ class Logistic(SeparableLoss):
         p = -Y * U
         inside = ((p >= -1e-12) & (p <= 1 + 1e-12)).all(1)
         p = p.clamp(0, 1)
-        entropy = (torch.xlogy(p, p) + torch.xlogy(1 - p, 1 - p)).sum(1)
+        entropy = (torch.xlogy(p, p) + torch.special.xlog1py(1 - p, -p)).sum(1)
         return torch.where(inside, entropy, math.inf)
 
 

@@ -12,6 +12,7 @@ from torch import Tensor
 from convexformer.operators.base import Operator
 from convexformer.operators.lowrank import LowRank
 
+PROBES = 8
 CHUNK = 1 << 25  # numbers in a temporary: 256 MiB in float64
 
 
@@ -125,10 +126,14 @@ class ImplicitMatrix:
         return self.sign * self.operator.right(self.D, U, b)
 
     def gram_spectrum(self) -> tuple[Tensor, Tensor]:
-        """Eigenvalues ``(B, n)`` and eigenvectors ``(B, n, n)`` of the short side's Gram matrices, found once."""
+        """Singular values ``(B, n)``, rising, and vectors ``(B, n, n)`` of the short side, by Gram matrices, found once."""
         if self._spectrum is None:
             M = self.dense()
-            self._spectrum = torch.linalg.eigh(M.mT @ M if M.shape[-2] >= M.shape[-1] else M @ M.mT)
+            unit = M.abs().amax()
+            unit = torch.where(unit > 0, unit, 1.0)  # squares neither overflow nor vanish
+            M = M / unit
+            squares, vectors = torch.linalg.eigh(M.mT @ M if M.shape[-2] >= M.shape[-1] else M @ M.mT)
+            self._spectrum = (unit * squares.clamp_min(0).sqrt(), vectors)
         return self._spectrum
 
     def dense(self) -> Tensor:
@@ -191,6 +196,15 @@ def as_operand(operator: Operator, Z: Tensor | LowRank) -> Tensor:
     if isinstance(Z, LowRank) and not isinstance(operator, BilinearOperator):
         return operator.apply(Z.dense())
     return operator.apply(Z)
+
+
+def size_of(M: Tensor | ImplicitMatrix) -> float:
+    """Return the Frobenius norm; for an implicit matrix roughly, from products with a few random vectors."""
+    if isinstance(M, Tensor):
+        return float(torch.linalg.vector_norm(M.double()))
+    B, _, q = M.shape
+    probes = torch.randn((PROBES, q), generator=torch.Generator().manual_seed(0), dtype=torch.float64).to(M.D)
+    return math.sqrt(sum(float(M.left(probes, b).double().square().sum()) for b in range(B)) / PROBES)
 
 
 def kept_rows(grid: Tensor, kept: Tensor | None) -> Tensor:

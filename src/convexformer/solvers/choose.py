@@ -82,7 +82,7 @@ def solve(
     monitor = Monitor(problem, tolerance, max_iter or MAX_ITER, max_time, callback, bar, keeper)
     with bar or nullcontext(), torch.no_grad(), few_threads(problem.tokens.X, problem.layout.n_outputs):
         try:
-            _run(name, problem, start, monitor)
+            _run_in_its_precision(name, problem, start, monitor)
             if monitor.status is Status.STALLED and problem.reference() is not problem:
                 _finish(name, problem, monitor)
         except KeyboardInterrupt:
@@ -119,6 +119,16 @@ def _run(name: str, problem: Problem, start: Weights, monitor: Monitor) -> None:
     inner = {"fista": problem.compressed, "staircase": problem.factored}.get(name, lambda: problem)()
     monitor.watch(inner, problem)
     SOLVERS[name](inner, start, monitor)
+
+
+def _run_in_its_precision(name: str, problem: Problem, start: Weights, monitor: Monitor) -> None:
+    """Run; where float32 overflows so badly that a decomposition fails, that precision has given out."""
+    try:
+        _run(name, problem, start, monitor)
+    except torch.linalg.LinAlgError:
+        if problem.reference() is problem or not monitor.history:
+            raise
+        monitor.stall()
 
 
 def _finish(name: str, problem: Problem, monitor: Monitor) -> None:

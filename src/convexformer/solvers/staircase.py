@@ -23,6 +23,7 @@ from convexformer.threads import tensor_cores
 
 FIRST_TERMS = 8  # appended at a time, at least
 LONGEST = 100  # iterations of a burst
+LARGE = 1e8  # beta_max, or one over it, from which on squares of what float32 holds may overflow
 RUNG = 0.3  # between betas of a cold start's ladder
 COARSE = 1e-2  # the local gap at which float32 hands over
 NEAR = 1e-2  # the relative gap from which on weights of high rank may be taken dense
@@ -52,6 +53,9 @@ def staircase(problem: Problem, start: Weights, monitor: Monitor) -> None:
             fista(problem, Weights(point.Z.dense(), point.fit.intercept), monitor)
             break
         point = _grow(problem, point, dual.M) or point
+        if point.Z.n_terms == 0:
+            monitor.stall()
+            break
         aim = max(AIM * monitor.history[-1].relative_gap, 0.05 * monitor.tolerance)
         before = monitor.iteration
         point, ended = burst(problem, point, monitor, steps, aim, LONGEST)
@@ -83,13 +87,14 @@ def _first(problem: Problem, point: Point, beta_max: float, monitor: Monitor, st
         with tensor_cores():
             point = _descend(problem, point, beta_max, monitor, steps)
         return look(problem, point.Z, problem.operator.apply(point.Z), point.fit.intercept)
-    if problem.operator.like.dtype != torch.float64:
+    if problem.operator.like.dtype != torch.float64 or not 1 / LARGE < beta_max < LARGE:
         return _descend(problem, point, beta_max, monitor, steps)
     coarse = problem.coarse()
     rough = look(coarse, point.Z.to(dtype=torch.float32), point.outputs.float(), point.fit.intercept)
     rough = _descend(coarse, rough, beta_max, monitor, steps)
     rough = _grow(coarse, rough, coarse.operator.dual_matrix(rough.fit.V)) or rough
-    rough, _ = burst(coarse, rough, monitor, steps, COARSE, LONGEST)
+    if rough.Z.n_terms:
+        rough, _ = burst(coarse, rough, monitor, steps, COARSE, LONGEST)
     Z = rough.Z.to(dtype=torch.float64)
     return look(problem, Z, problem.operator.apply(Z), rough.fit.intercept)
 
@@ -101,6 +106,8 @@ def _descend(problem: Problem, point: Point, beta_max: float, monitor: Monitor, 
         rung = problem.with_beta(beta)
         point = look(rung, point.Z, point.outputs, point.fit.intercept)
         point = _grow(rung, point, problem.operator.dual_matrix(point.fit.V)) or point
+        if point.Z.n_terms == 0:
+            break
         point, ended = burst(rung, point, monitor, steps, 1e-2, SHORTEST)
         if ended:
             break
@@ -120,13 +127,17 @@ def _grow(problem: Problem, point: Point, M: Any) -> Point | None:
     root = root / root.max()
     new = LowRank(root * U[above].to(point.Z.U), root * V[above].to(point.Z.V), block[above], point.Z.shape)
     D, size, rest = problem.operator.apply(new), float(root.square().sum()), float(point.value - point.fit.value)
+    slope = float((root[:, 0].square() * (sigma[above] - beta)).sum())
+    curvature = problem.loss.curvature * float((problem.w[:, None] * D.double().square()).sum())
+    unit = slope / curvature if 0 < curvature < math.inf else 1.0  # the step of a loss that is as curved as it can be
 
     def value(t: float) -> float:
-        fit = problem.fit(point.outputs + t * D, point.fit.intercept)
-        return float(fit.value) + beta * t * size + rest
+        fit = problem.fit(point.outputs + t * unit * D, point.fit.intercept)
+        return float(fit.value) + beta * t * unit * size + rest
 
     t = line_minimum(value, float(point.value))
     if t is None:
         return None
+    t *= unit
     Z = point.Z.append(math.sqrt(t) * new.U, math.sqrt(t) * new.V, new.block)
     return look(problem, Z, point.outputs + t * D, point.fit.intercept)
