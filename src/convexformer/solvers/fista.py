@@ -10,12 +10,21 @@ from torch import Tensor
 
 from convexformer.architecture import Weights
 from convexformer.problem import Fit, Problem
+from convexformer.solvers.candidates import Candidates
 
 
 class Watcher(Protocol):
     """What an iteration needs of whoever watches it: when to go on, when to show a point, and to whom."""
 
     def __iter__(self) -> Iterator[int]: ...
+
+    @property
+    def done(self) -> bool:
+        """Whether to go on no further."""
+
+    @property
+    def late(self) -> bool:
+        """Whether the time is up."""
 
     @property
     def due(self) -> bool:
@@ -42,6 +51,7 @@ def fista(problem: Problem, start: Weights, monitor: Watcher, *, resident: bool 
     monitor.check(Z, at_W)
     W, FW = Z, F  # the momentum point and its outputs
     t, L = at_W.value.new_ones(()), None
+    candidates = Candidates(problem)
     for _ in monitor:
         G = A.adjoint(at_W.V)
         L = _first_curvature(problem, G) if L is None else L
@@ -65,7 +75,13 @@ def fista(problem: Problem, start: Weights, monitor: Watcher, *, resident: bool 
         still = not resident and not push  # then both points are the same
         at_W = fit_next if still else problem.fit(FW, fit_next.intercept, follow=resident)
         if monitor.due:
-            monitor.check(Z, problem.fit(F, fit_next.intercept))
+            at_Z = problem.fit(F, fit_next.intercept)
+            monitor.check(Z, at_Z)
+            # conjugate gradients read a number a step, so a resident iteration goes without
+            if not resident and (found := candidates.better(Z, F, at_Z, L, monitor)) is not None:
+                Z, F, at_W = found
+                W, FW, t = Z, F, torch.ones_like(t)
+                monitor.check(Z, at_W)
 
 
 def _choose(taken: Tensor, new: Tensor, old: Tensor) -> Tensor:
