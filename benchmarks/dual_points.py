@@ -1,18 +1,27 @@
-"""Do averaged or extrapolated dual points close the gap sooner? The gap of each at the end of a staircase run.
+"""Better dual points: what averages and extrapolations gain, and what Newton's candidates save. One thread, a few minutes.
 
-    python benchmarks/dual_points.py
+    python benchmarks/dual_points.py            # all
+    python benchmarks/dual_points.py --quick    # without the large problem
 
-Self-attention, squared loss per token, (500, 49, 32, 10), beta = 0.01 beta_max: where the gap lags the objective most. For
-the squared loss the dual point of averaged outputs is the average of the dual points.
+First the gap of averaged and of extrapolated outputs at the end of a staircase run (self-attention, squared loss per token,
+beta = 0.01 beta_max, where the gap lags the objective most; outputs are linear, so these are points of averaged weights).
+Then CPU seconds and iterations to a certified relative gap of 1e-4 and 1e-6, without and with candidates, in turn.
 """
 
 from __future__ import annotations
 
+import argparse
+import time
+
 import heads  # sets one thread
+import numpy as np
 import torch
 
 import convexformer as cf
 from convexformer.certificates import dual_point
+from convexformer.solvers.candidates import Candidates
+
+WITH = Candidates.better
 
 
 def extrapolate(outputs: list[torch.Tensor]) -> torch.Tensor:
@@ -25,7 +34,9 @@ def extrapolate(outputs: list[torch.Tensor]) -> torch.Tensor:
     return (c / c.sum() @ F[1:]).view_as(outputs[-1])
 
 
-def main() -> None:
+def combinations() -> None:
+    """Gaps of averaged and extrapolated points, without Newton's candidates."""
+    Candidates.better = lambda self, *args: None
     problem = heads.make(cf.heads.SelfAttention(), 500, 49, 32, 10, 0.01)
     seen: list[tuple[float, torch.Tensor]] = []
 
@@ -39,6 +50,65 @@ def main() -> None:
     trials |= {f"extrapolation of the last {k}": extrapolate(outputs[-k - 1 :]) for k in (3, 5)}
     for name, F in trials.items():
         print(f"{name:28s} relative gap {(best - dual_point(problem, problem.fit(F)).value) / best:.1e}")
+
+
+def classes(head, ratio, intercept=False, size=(1000, 16, 24, 10)):
+    """Labels drawn from a planted model: rank three, or four tokens of rank two."""
+    N, s, d, c = size
+    rng = np.random.default_rng(0)
+    X = torch.from_numpy(heads.tokens(rng, N, s, d))
+    probe = cf.Problem(head, X, torch.arange(N) % c, beta=1.0, loss="cross_entropy")
+    shape = probe.operator.weight_shape
+    p, q = shape[-2:]
+    Z = torch.zeros(shape, dtype=torch.float64)
+    if len(shape) == 2:
+        Z[:] = torch.from_numpy(rng.standard_normal((p, 3)) @ rng.standard_normal((3, q)))
+    else:
+        for k in rng.choice(shape[0], 4, replace=False):
+            Z[k] = torch.from_numpy(rng.standard_normal((p, 2)) @ rng.standard_normal((2, q)))
+    F = probe.operator.apply(Z)
+    F = 2 * (F - F.mean(0)) / F.std()
+    y = (F + torch.from_numpy(rng.gumbel(size=tuple(F.shape)))).argmax(1)
+    y[:c] = torch.arange(c)
+    return cf.Problem(head, X, y, beta_ratio=ratio, loss="cross_entropy", intercept=intercept)
+
+
+def race(name, problem, solver):
+    """CPU seconds to a certified gap without and with candidates."""
+    problem.beta_max  # noqa: B018  (reading the data is left out)
+    row = f"{name:40s} {solver:10s}"
+    for tolerance in (1e-4, 1e-6):
+        found = []
+        for better in (lambda self, *args: None, WITH):
+            Candidates.better = better
+            started = time.process_time()
+            solution = cf.solve(problem, tolerance=tolerance, solver=solver)
+            found.append((time.process_time() - started, solution.n_iter))
+        (a, m), (b, n) = found
+        row += f"  {a:6.2f} s ({m:3d}) -> {b:6.2f} s ({n:3d}) {b / a:4.2f}"
+    print(row, flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true")
+    quick = parser.parse_args().quick
+    SA, Attention, FNO = cf.heads.SelfAttention, cf.heads.Attention, cf.heads.FNO
+    print("seconds (iterations) to a gap of 1e-4, then 1e-6: without -> with candidates, ratio of seconds")
+    for ratio in (0.1, 0.01):
+        race(f"FNO, squared, beta {ratio}", heads.make(FNO(), 500, 49, 32, 10, ratio), "fista")
+        for decay in ("l1", "l2"):
+            race(f"attention {decay}, classes, beta {ratio}", classes(Attention(decay=decay), ratio), "fista")
+    race("attention l2, intercept, beta 0.01", classes(Attention(decay="l2"), 0.01, intercept=True), "fista")
+    race("self-attention, intercept, beta 0.01", classes(SA(), 0.01, intercept=True), "staircase")
+    for ratio in (0.1, 0.01, 0.003):
+        race(f"self-attention, classes, beta {ratio}", classes(SA(), ratio), "staircase")
+        race(f"self-attention, classes, beta {ratio}", classes(SA(), ratio), "fista")
+    if quick:
+        return
+    for solver in ("staircase", "fista"):
+        race("self-attention, squared, beta 0.01", heads.make(SA(), 500, 49, 32, 10, 0.01), solver)
+    combinations()
 
 
 if __name__ == "__main__":

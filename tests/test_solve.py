@@ -46,7 +46,9 @@ def test_a_solution_carries_everything():
     assert tuple(solution.dense().shape) == (4, 3, 3)
     assert tuple(solution.token_norms().shape) == (4,)
     assert solution.solver == "fista"
-    assert [r.iteration for r in solution.history] == list(range(0, solution.n_iter + 1, 10))
+    seen = [r.iteration for r in solution.history]  # every ten, and where a candidate was found
+    assert seen == sorted(set(seen))
+    assert (seen[0], seen[1], seen[-1]) == (0, 10, solution.n_iter)
     assert solution.history[0].relative_gap > solution.history[-1].relative_gap
     assert all(r.relative_gap == pytest.approx((r.primal - r.dual) / r.primal) for r in solution.history)
 
@@ -152,7 +154,7 @@ def interrupt_at(iteration):
     return callback
 
 
-@pytest.mark.parametrize("iteration", [0, 30])
+@pytest.mark.parametrize("iteration", [0, 20])
 def test_ctrl_c_returns_the_best_point_so_far_certified(iteration):
     built = problem()
     solution = cf.solve(built, tolerance=1e-9, callback=interrupt_at(iteration))
@@ -238,7 +240,7 @@ def test_every_status_is_a_sentence(status):
 
 def test_a_checkpoint_resumes_an_interrupted_solve(tmp_path):
     path = tmp_path / "deep" / "point.safetensors"
-    first = cf.solve(problem(intercept=True), tolerance=1e-6, callback=interrupt_at(40), checkpoint=path)
+    first = cf.solve(problem(intercept=True), tolerance=1e-6, callback=interrupt_at(20), checkpoint=path)
     assert path.exists()
     second = cf.solve(problem(intercept=True), tolerance=1e-6, checkpoint=path)
     assert second.status is cf.Status.CONVERGED

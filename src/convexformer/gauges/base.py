@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, ClassVar, final
 
+import torch
 from torch import Tensor
 
 
@@ -53,6 +54,21 @@ class Penalty(ABC):
     @abstractmethod
     def prox(self, Z: Tensor, step: float | Tensor) -> Tensor:
         """``argmin_W 1/2 ||W - Z||^2 + step g(W)``; a step on a device is never read by the host."""
+
+    def prox_derivative(self, Z: Tensor, step: float) -> Callable[[Tensor], Tensor]:
+        """Return ``D -> P'(Z) D`` for ``P`` the prox: symmetric, with eigenvalues from 0 to 1; here by differences."""
+        Z = Z.double()  # a difference in float32 would have no digits left
+        size = 1e-6 * torch.linalg.vector_norm(Z)
+
+        def product(D: Tensor) -> Tensor:
+            h = size / torch.linalg.vector_norm(D.double()).clamp_min(torch.finfo(torch.float64).tiny)
+            return ((self.prox(Z + h * D, step) - self.prox(Z - h * D, step)) / (2 * h)).to(D.dtype)
+
+        return product
+
+    def support(self, Z: Tensor) -> int:
+        """Return how many numbers (singular values, for a nuclear norm) are not zero."""
+        return int(Z.count_nonzero())
 
     @abstractmethod
     def scale_limit(self, M: Any, beta: float, *, quick: bool = False) -> tuple[float, Polar]:

@@ -41,6 +41,20 @@ class SumPenalty(Penalty):
         """Apply each prox to its part."""
         return torch.cat([part.prox(piece, step).flatten() for part, piece in self._split(Z)])
 
+    def prox_derivative(self, Z: Tensor, step: float) -> Callable[[Tensor], Tensor]:
+        """Apply each derivative to its part."""
+        products = [part.prox_derivative(piece, step) for part, piece in self._split(Z)]
+
+        def product(D: Tensor) -> Tensor:
+            pieces = zip(products, self._split(D), strict=True)
+            return torch.cat([own(piece).flatten() for own, (_, piece) in pieces])
+
+        return product
+
+    def support(self, Z: Tensor) -> int:
+        """Add the supports."""
+        return sum(part.support(piece) for part, piece in self._split(Z))
+
     def scale_limit(self, M: Any, beta: float, *, quick: bool = False) -> tuple[float, Polar]:
         """Return the smallest limit and the largest polar, with the kind of the least trustworthy part."""
         found = [part.scale_limit(piece, beta, quick=quick) for part, piece in self._split(M)]

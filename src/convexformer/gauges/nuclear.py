@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, final
 
 import torch
@@ -9,6 +10,7 @@ from torch import Tensor
 
 from convexformer.gauges.base import Gauge, Polar
 from convexformer.gauges.spectral import bound, estimate, gram, largest
+from convexformer.gauges.thresholding import thresholding_derivative
 
 
 @final
@@ -42,6 +44,15 @@ class NuclearNorm(Gauge):
         keep = 1 - step / squares.clamp_min(step**2).sqrt().clamp_min(torch.finfo(squares.dtype).tiny)
         shrink = ((V * keep[..., None, :]) @ V.mT).to(Z.dtype)
         return Z @ shrink if Z.shape[-2] >= Z.shape[-1] else shrink @ Z
+
+    def prox_derivative(self, Z: Tensor, step: float) -> Callable[[Tensor], Tensor]:
+        """Return the derivative of singular-value thresholding, by products with the singular vectors."""
+        return thresholding_derivative(Z, self.scale * step)
+
+    def support(self, Z: Tensor) -> int:
+        """Add the ranks of the slices."""
+        squares = torch.linalg.eigvalsh(gram(Z.double()))
+        return int((squares > 1e-14 * squares.max()).sum())
 
     def factor_weight(self) -> float | None:
         """``scale``: a nuclear norm is the least half sum of squares of factors."""

@@ -69,7 +69,9 @@ class CrossEntropy(Loss):
         inside = (-tolerance <= Q).all(1) & ((Q.sum(1) - 1).abs() <= tolerance)
         Q = Q.clamp_min(0)
         # log q from what is missing to one, which U holds in full where the label is all but certain
-        log = torch.where(Q > 0.5, torch.log1p((U + (Y - 1)).clamp_min(-0.75)), Q.clamp_min(torch.finfo(Q.dtype).tiny).log())
+        log = torch.where(
+            Q > 0.5, torch.log1p((U + (Y - 1)).clamp_min(-0.75)), Q.clamp_min(torch.finfo(Q.dtype).tiny).log()
+        )
         return torch.where(inside, (Q * log).sum(1), math.inf)
 
     def check_intercept(self, Y: Tensor, w: Tensor) -> None:

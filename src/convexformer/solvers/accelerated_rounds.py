@@ -55,7 +55,7 @@ class _Watch:
     """Stops a round at an absolute gap on the working set; keeps the point of least gap."""
 
     def __init__(self, problem: Problem, tolerance: float, late: Callable[[], bool]) -> None:
-        self.problem, self.tolerance, self.late = problem, tolerance, late
+        self.problem, self.tolerance, self._late = problem, tolerance, late
         self.iteration, self.least, self.done = 0, float("inf"), False
         self.best: Any = None
 
@@ -63,6 +63,11 @@ class _Watch:
         while not self.done and self.iteration < ITERATIONS:
             self.iteration += 1
             yield self.iteration
+
+    @property
+    def late(self) -> bool:
+        """Whether the time is up."""
+        return self._late()
 
     @property
     def due(self) -> bool:
@@ -76,4 +81,4 @@ class _Watch:
         gap = primal - dual_point(problem, fit, quick=True).value
         if gap < self.least or self.best is None:
             self.best, self.least = Z, gap
-        self.done = self.iteration > 0 and (gap <= self.tolerance or self.late())
+        self.done = self.iteration > 0 and (gap <= self.tolerance or self.late)

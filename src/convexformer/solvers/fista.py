@@ -11,6 +11,7 @@ from torch import Tensor
 
 from convexformer.architecture import Weights
 from convexformer.problem import Fit, Problem
+from convexformer.solvers.candidates import Candidates
 from convexformer.solvers.recorded import Recorded, select
 
 
@@ -18,6 +19,14 @@ class Watcher(Protocol):
     """What an iteration needs of whoever watches it: when to go on, when to show a point, and to whom."""
 
     def __iter__(self) -> Iterator[int]: ...
+
+    @property
+    def done(self) -> bool:
+        """Whether to go on no further."""
+
+    @property
+    def late(self) -> bool:
+        """Whether the time is up."""
 
     @property
     def due(self) -> bool:
@@ -55,11 +64,18 @@ def fista(problem: Problem, start: Weights, monitor: Watcher, *, resident: bool 
     first = _State(Z, F, Z, F, fit.value.new_ones(()), _first_curvature(problem, fit), fit.intercept)
     advance = partial(_advance, problem, resident=resident)
     iteration = Recorded(problem, advance, first, record=resident and problem.penalty.resident)
+    candidates = Candidates(problem)
     for _ in monitor:
         iteration()
         if monitor.due:
             at = iteration.state
-            monitor.check(at.Z.clone() if iteration.record else at.Z, problem.fit(at.F, at.b))
+            fit = problem.fit(at.F, at.b)
+            monitor.check(at.Z.clone() if iteration.record else at.Z, fit)
+            # conjugate gradients read a number a step, so a resident iteration goes without
+            if not resident and (found := candidates.better(at.Z, at.F, fit, at.L, monitor)) is not None:
+                Z, F, fit = found
+                iteration.set(_State(Z, F, Z, F, torch.ones_like(at.t), at.L, fit.intercept))
+                monitor.check(Z, fit)
 
 
 def _advance(problem: Problem, at: _State, *, resident: bool) -> _State:
