@@ -2,9 +2,10 @@
 
     PYTHONPATH=src python benchmarks/gpu_resident.py --json out.json
 
-Both ways are the library's own: FISTA with ``resident=True`` and ``False`` (convex attention), and the staircase's bursts
-with verdicts read one step behind and at once (pooled self-attention); cross-entropy with an intercept, float32. Reads are
-counted by torch (``set_sync_debug_mode``), the share of time in which the GPU works by its profiler.
+All ways are the library's own: FISTA with ``resident=False`` and ``True`` (convex attention), and the staircase's bursts
+with verdicts read at once and one step behind (pooled self-attention); ``recorded`` is ``resident`` replayed as a CUDA
+graph, which the library does up to a size. Cross-entropy with an intercept, float32. Reads are counted by torch
+(``set_sync_debug_mode``), the share of time in which the GPU works by its profiler.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from gpu_heads import make
 
 import convexformer as cf
 from convexformer.architecture import Weights
-from convexformer.solvers import bursts
+from convexformer.solvers import bursts, recorded
 from convexformer.solvers.fista import fista
 
 SIZES = [(1000, 16, 32, 10), (5000, 49, 64, 10), (50_000, 49, 64, 100)]
@@ -40,13 +41,20 @@ class Count:
         pass
 
 
-def fista_run(problem, iterations, ask):
-    fista(problem, Weights(problem.operator.zeros()), Count(iterations), resident=not ask)
+WAYS = {
+    "asks": (False, 0),
+    "resident": (True, 0),
+    "recorded": (True, 1 << 40),
+}  # resident, numbers up to which to record
 
 
-def burst_run(problem, iterations, ask):
+def fista_run(problem, iterations, resident):
+    fista(problem, Weights(problem.operator.zeros()), Count(iterations), resident=resident)
+
+
+def burst_run(problem, iterations, resident):
     watch = Count(iterations)
-    bursts.burst(problem, problem.start, watch, iter(watch), 0.0, iterations, behind=0 if ask else 1)
+    bursts.burst(problem, problem.start, watch, iter(watch), 0.0, iterations, behind=int(resident))
 
 
 def busy_share(run) -> float:
@@ -83,7 +91,7 @@ def milliseconds(run, iterations, repeat=3) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--iterations", type=int, default=60)
+    parser.add_argument("--iterations", type=int, default=40)
     parser.add_argument("--json")
     a = parser.parse_args()
     warnings.simplefilter("ignore")
@@ -97,8 +105,9 @@ def main() -> None:
                     Z = cf.solve(problem, tolerance=1e-2, solver="staircase").weights.Z
                     problem.start = bursts.look(problem, Z, problem.operator.apply(Z), None)
                 row = {"size": size, "head": name}
-                for way, ask in (("asks", True), ("resident", False)):
-                    again = lambda ask=ask, run=run, problem=problem: run(problem, a.iterations, ask)  # noqa: E731
+                for way, (resident, limit) in WAYS.items():
+                    recorded.RECORDED = limit
+                    again = lambda resident=resident: run(problem, a.iterations, resident)  # noqa: B023, E731
                     again()
                     row[way] = {
                         "ms": milliseconds(again, a.iterations),
@@ -106,11 +115,12 @@ def main() -> None:
                         "busy": busy_share(again),
                     }
             rows.append(row)
-            parts = [
-                f"{way}: {row[way]['ms']:.3f} ms, {row[way]['reads']:.2f} reads an iteration, busy {row[way]['busy']:.0%}"
-                for way in ("asks", "resident")
-            ]
-            print(f"{name:15s} {size!s:22s} " + "; ".join(parts), flush=True)
+            for way in WAYS:
+                ms, read, busy = row[way].values()
+                print(
+                    f"{name:15s} {size!s:22s} {way:9s} {ms:7.3f} ms, {read:5.2f} reads an iteration, busy {busy:.0%}",
+                    flush=True,
+                )
     if a.json:
         with open(a.json, "w") as file:
             json.dump(rows, file, indent=2)

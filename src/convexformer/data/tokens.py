@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 TokensLike = Any  # array, tensor, or a list of ragged (s_i, d) arrays
+CHUNK = 1 << 24  # numbers of float64 at a time: 128 MiB
 
 
 @final
@@ -110,15 +111,30 @@ class TokenDataset:
         return TokenDataset(self.X.to(device=device, dtype=dtype), mask)
 
     def moments(self, w: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """``(d,), (d,)`` mean and standard deviation over the real tokens, each sample weighted by ``w: (N,)``."""
-        weight = self.X.new_ones(self.n_samples) if w is None else w.to(self.X)
-        total = (weight * self.lengths).sum()
-        mean = torch.einsum("n,nsd->d", weight, self.X) / total
-        real = 1.0 if self.mask is None else self.mask.to(self.X.dtype)[..., None]
-        variance = torch.einsum("n,nsd->d", weight, ((self.X - mean) * real).square()) / total
-        scale = variance.sqrt()
+        """``(d,), (d,)`` mean and standard deviation over the real tokens, each sample weighted by ``w: (N,)``.
+
+        A channel that is constant, up to the rounding of its own dtype, has the deviation 1.
+        """
+        weight = self.X.new_ones(self.n_samples, dtype=torch.float64) if w is None else w.to(self.X.device).double()
+        rows = weight[:, None].expand(self.X.shape[:2]) if self.mask is None else weight[:, None] * self.mask
+        total = rows.sum()
+        # about a token that counts: a constant channel then deviates by zero exactly, however many tokens are summed
+        first = rows.flatten().gt(0).to(torch.uint8).argmax()
+        origin = self.X.flatten(0, 1)[first].double()
+        shift = self._sum(rows, origin, power=1) / total
+        scale = (self._sum(rows, origin + shift, power=2) / total).sqrt()
+        mean = origin + shift
         constant = scale <= 10 * torch.finfo(self.X.dtype).eps * mean.abs()
-        return mean, torch.where(constant, torch.ones_like(scale), scale)
+        return mean.to(self.X.dtype), torch.where(constant, torch.ones_like(scale), scale).to(self.X.dtype)
+
+    def _sum(self, rows: Tensor, origin: Tensor, power: int) -> Tensor:
+        """``(d,)`` the sum of ``rows * (X - origin)**power`` in float64, some samples at a time."""
+        step = max(1, CHUNK // (self.n_tokens * self.width))
+        parts = zip(self.X.split(step), rows.split(step), strict=True)
+        return sum(
+            (torch.einsum("ns,nsd->d", part, (X.double() - origin).pow(power)) for X, part in parts),
+            start=torch.zeros_like(origin),
+        )
 
     def standardized(self, mean: Tensor, scale: Tensor) -> TokenDataset:
         """Return ``(X - mean) / scale``; masked tokens stay zero."""

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from convexformer.registry import Registry
 
-FOLLOW_STEPS = 4  # of Newton, for an intercept within an iteration
+FOLLOW_STEPS = 2  # of Newton, for an intercept within an iteration
 
 
 class Loss(ABC):

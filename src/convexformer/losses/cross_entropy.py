@@ -11,7 +11,7 @@ from torch import Tensor
 
 from convexformer.losses.base import LOSSES, Loss
 
-MANY_CLASSES = 64  # from which on the Hessian of an intercept is met through products
+MANY_CLASSES = {"cpu": 64, "cuda": 1024}  # from which on the Hessian of an intercept is met through products
 CG_STEPS = 10
 
 
@@ -127,7 +127,7 @@ def _newton_step(Q: Tensor, w: Tensor, slope: Tensor) -> Tensor:
     WQ = w[:, None] * Q
     own = (WQ * (1 - Q)).sum(0)
     tiny = torch.finfo(Q.dtype).eps * own.max() + 1e-300
-    if Q.shape[1] > MANY_CLASSES:
+    if Q.shape[1] > MANY_CLASSES.get(Q.device.type, 64):
         mass = WQ.sum(0) + tiny
         step = _conjugate_gradients(lambda v: mass * v - WQ.T @ (Q @ v), -slope, mass)
     else:
