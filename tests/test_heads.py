@@ -215,6 +215,26 @@ def test_a_bias_is_refused_where_the_problem_has_no_intercept():
             cf.certify(thing, plain)
 
 
+def test_biases_of_the_parts_of_a_sum_count():
+    rng = np.random.default_rng(0)
+    X, Y = rng.standard_normal((20, 3, 4)), rng.standard_normal((20, 2))
+    head = cf.heads.Sum([cf.heads.MLP(), cf.heads.FNO()])
+    plain, shifted = (cf.Problem(head, X, Y, beta_ratio=0.1, intercept=flag) for flag in (False, True))
+    network = cf.solve(shifted, tolerance=1e-8).network()
+    first = network.parts[0]
+    bias = torch.tensor([5.0, -1.0]).double()
+    network.parts[0] = cf.networks.MLPNetwork(
+        first.w1, first.w2, bias, per_token=first.per_token, squeeze=first.squeeze
+    )
+    with pytest.raises(ValueError, match="intercept=True"):
+        cf.certify(network, plain)
+    own = 0.5 * (network(torch.tensor(X)) - torch.tensor(Y)).square().sum() + shifted.beta * network.decay()
+    assert cf.certify(network, shifted).primal == pytest.approx(float(own.detach()), rel=1e-12)
+    assert torch.allclose(cf.lift(network).intercept, network.bias + bias)
+    network.bias = None
+    assert torch.equal(cf.lift(network).intercept, bias)
+
+
 # ---------------------------------------------------------------------- a head of the user's own
 
 
