@@ -291,6 +291,20 @@ def test_gates_of_any_kind_can_be_fingerprinted(tmp_path, gates):
     assert torch.equal(again.weights.Z, first.weights.Z)
 
 
+def test_sums_of_heads_have_checkpoints(tmp_path):
+    def of(seed, **options):
+        parts = [cf.heads.MLP("gated_relu", gates=np.random.default_rng(seed).standard_normal((2, 3))), "fno"]
+        return cf.Problem(cf.heads.Sum(parts), X, LABELS, beta_ratio=0.1, **options)
+
+    path = tmp_path / "resume.safetensors"
+    first = cf.solve(of(0), tolerance=1e-6, checkpoint=path)
+    assert torch.equal(cf.solve(of(0), tolerance=1.01e-6, checkpoint=path).weights.Z, first.weights.Z)
+    with pytest.raises(ValueError, match="problem"):
+        cf.solve(of(1), checkpoint=path)
+    options = {"n_betas": 3, "beta_min_ratio": 0.1, "checkpoint": tmp_path / "path"}
+    assert len(cf.path(cf.heads.Sum(["mlp", "fno"]), X, LABELS, **options)) == 3
+
+
 def test_the_checkpoint_counts_the_iterations_of_all_solves(tmp_path):
     built, weights = problem(), Weights(torch.zeros(4, 3, 3).double())
     for total in (30, 60, 90):
