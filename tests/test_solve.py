@@ -351,3 +351,21 @@ def test_reference_is_the_problem_in_float64():
     assert problem().reference().operator.like.dtype == torch.float64
     zero = Weights(torch.zeros(4, 3, 3))
     assert certificate(single, zero).primal == pytest.approx(40 * math.log(3), rel=1e-12)
+
+
+def test_targets_weights_and_masks_are_copied_and_tokens_are_not():
+    """Tokens may be most of the memory there is; the guide says so."""
+    rng = np.random.default_rng(0)
+    tokens, Y, w = rng.standard_normal((12, 4, 3)), rng.standard_normal((12, 2)), rng.uniform(1, 2, 12)
+    mask = np.ones((12, 4), dtype=bool)
+    for given in (lambda a: a, torch.from_numpy):
+        arrays = [given(a.copy()) for a in (tokens, Y, w, mask)]
+        built = cf.Problem("attention", arrays[0], arrays[1], beta=0.5, sample_weight=arrays[2], mask=arrays[3])
+        before = cf.solve(built, tolerance=1e-6).objective
+        for array in arrays[1:3]:
+            array *= 2
+        arrays[3][:, 0] = False
+        assert cf.solve(built, tolerance=1e-6).objective == before
+        assert bool(built.tokens.mask.all())
+    plain = tokens.copy()
+    assert np.shares_memory(cf.Problem("attention", plain, Y, beta=0.5).tokens.X.numpy(), plain)
