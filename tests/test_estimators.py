@@ -107,6 +107,30 @@ def test_fit_after_clone_and_warm_start(digits):
     assert clone(model).get_params() == model.get_params()
 
 
+def test_a_warm_start_after_other_options_begins_anew(digits):
+    X, y = digits
+    model = cf.TokenClassifier(activation="gated_relu", gates=2, warm_start=True).fit(X, y)
+    again = model.set_params(random_state=1).fit(X, y)
+    fresh = cf.TokenClassifier(activation="gated_relu", gates=2, random_state=1).fit(X, y)
+    np.testing.assert_array_equal(again.decision_function(X), fresh.decision_function(X))
+    model.set_params(random_state=2)
+    with pytest.raises(ValueError, match="gates are others"):
+        model.certify(X, y)
+
+
+@pytest.mark.parametrize("standardize", [False, True])
+def test_a_fitted_estimator_holds_no_training_data(digits, standardize):
+    X, y = digits[0][:60].astype(np.float64), digits[1][:60].copy()
+    kept, labels = X.copy(), y.copy()
+    model = cf.TokenClassifier(standardize=standardize).fit(X, y)
+    before, proof = model.decision_function(kept), model.certificate_
+    X *= 2
+    y[:] = 0
+    np.testing.assert_array_equal(model.decision_function(kept), before)
+    assert model.certificate_ == proof
+    assert model.certify(kept, labels).primal == pytest.approx(proof.primal, rel=1e-12)
+
+
 def test_absolute_beta_overrides_the_ratio(digits):
     X, y = digits
     model = cf.TokenClassifier(beta=3.5, beta_ratio=0.1).fit(X, y)

@@ -215,6 +215,119 @@ def test_a_bias_is_refused_where_the_problem_has_no_intercept():
             cf.certify(thing, plain)
 
 
+def test_biases_of_the_parts_of_a_sum_count():
+    rng = np.random.default_rng(0)
+    X, Y = rng.standard_normal((20, 3, 4)), rng.standard_normal((20, 2))
+    head = cf.heads.Sum([cf.heads.MLP(), cf.heads.FNO()])
+    plain, shifted = (cf.Problem(head, X, Y, beta_ratio=0.1, intercept=flag) for flag in (False, True))
+    network = cf.solve(shifted, tolerance=1e-8).network()
+    first = network.parts[0]
+    bias = torch.tensor([5.0, -1.0]).double()
+    network.parts[0] = cf.networks.MLPNetwork(
+        first.w1, first.w2, bias, per_token=first.per_token, squeeze=first.squeeze
+    )
+    with pytest.raises(ValueError, match="intercept=True"):
+        cf.certify(network, plain)
+    own = 0.5 * (network(torch.tensor(X)) - torch.tensor(Y)).square().sum() + shifted.beta * network.decay()
+    assert cf.certify(network, shifted).primal == pytest.approx(float(own.detach()), rel=1e-12)
+    assert torch.allclose(cf.lift(network).intercept, network.bias + bias)
+    network.bias = None
+    assert torch.equal(cf.lift(network).intercept, bias)
+
+
+@pytest.mark.parametrize("case", ALL_HEADS.values(), ids=ALL_HEADS.keys())
+def test_a_solution_serves_its_own_head_on_other_data(case, tmp_path):
+    rng = np.random.default_rng(3)
+    loss = EVEN_LOSSES[next(iter(EVEN_LOSSES))]
+    data, other = (random_data(case, loss, "none", rng, n=n, s=4, d=2) for n in (6, 9))
+    train = cf.Problem(case.build(data.gates), data.X, data.Y, beta_ratio=0.3, **data.options)
+    solution = cf.solve(train, tolerance=1e-5)
+    cf.save(solution, tmp_path / "solution")
+    for one in (solution, cf.load(tmp_path / "solution")):
+        for thing in (one, one.weights, one.weights.to(dtype=torch.float32)):
+            fresh = cf.Problem(case.build(data.gates), data.X, data.Y, beta=train.beta, **data.options)
+            assert cf.certify(thing, fresh).primal == pytest.approx(solution.objective, rel=1e-5)
+            away = cf.Problem(case.build(data.gates), other.X, other.Y, beta=1.0, **other.options)
+            assert cf.certify(thing, away).primal > 0
+            cf.solve(away, tolerance=0.1, warm_start=thing)
+
+
+SEEDED = [cf.heads.Attention, cf.heads.SelfAttention, cf.heads.MLPMixer, cf.heads.FNO, cf.heads.BlockFNO]
+SEEDED += [cf.heads.MLP, cf.heads.PoolFormer, cf.heads.FNet]
+STRANGERS = [
+    *(
+        (make("gated_relu", gates=2, seed=0), make("gated_relu", gates=2, seed=1), "gates are others")
+        for make in SEEDED
+    ),
+    (cf.heads.MLP(), cf.heads.PoolFormer(), "mixes tokens"),
+    (cf.heads.PoolFormer(window=3), cf.heads.PoolFormer(window=5), "mixes tokens"),
+    (cf.heads.MLP(), cf.heads.Linear(), "MLPNetwork"),
+    (cf.heads.FNO(), cf.heads.MLP(), "FourierNetwork"),
+    (cf.heads.Attention(decay="l1"), cf.heads.Attention(decay="l2"), "decay is 'l1'"),
+    (
+        cf.heads.Sum([cf.heads.MLP("gated_relu", gates=2), "fno"]),
+        cf.heads.Sum([cf.heads.MLP("gated_relu", gates=2, seed=1), "fno"]),
+        "gates are others",
+    ),
+]
+
+
+@pytest.mark.parametrize(("own", "other", "reason"), STRANGERS)
+def test_a_solution_of_another_head_or_other_gates_is_refused(own, other, reason):
+    rng = np.random.default_rng(4)
+    X, Y = rng.standard_normal((8, 6, 4)), rng.standard_normal((8, 2))
+    solution = cf.solve(cf.Problem(own, X, Y, beta_ratio=0.3), tolerance=1e-3)
+    problem = cf.Problem(other, X, Y, beta_ratio=0.3)
+    assert tuple(solution.weights.Z.shape) == tuple(problem.operator.weight_shape)
+    for thing in (solution, solution.weights, solution.weights.to(dtype=torch.float32)):
+        for use in (lambda t: cf.certify(t, problem), lambda t: cf.solve(problem, warm_start=t)):
+            with pytest.raises(ValueError, match=f"solution of another problem, with a {own.name} head") as error:
+                use(thing)
+            assert reason in str(error.value)
+            assert "solution.head" in str(error.value)
+
+
+def test_a_pooled_solution_is_refused_where_targets_are_per_token():
+    rng = np.random.default_rng(4)
+    X, Y = rng.standard_normal((8, 6, 4)), rng.standard_normal((8, 6, 2))
+    head = cf.heads.MLP()
+    solution = cf.solve(cf.Problem(head, X, Y.mean(1), beta_ratio=0.3))
+    with pytest.raises(ValueError, match="per token"):
+        cf.certify(solution, cf.Problem(head, X, Y, beta_ratio=0.3))
+
+
+def test_a_solution_in_other_channel_blocks_is_refused_and_its_network_is_not():
+    rng = np.random.default_rng(5)
+    Y = rng.standard_normal((8, 6, 2))
+
+    def tokens(first, rest):
+        X = np.zeros((8, 6, 3))
+        X[:, :3, first], X[:, 3:, rest] = (
+            rng.standard_normal((8, 3, len(first))),
+            rng.standard_normal((8, 3, len(rest))),
+        )
+        return X
+
+    one, two = tokens([0], [1, 2]), tokens([0, 1], [2])
+    solution = cf.solve(cf.Problem("self_attention", one, Y, beta_ratio=0.1), tolerance=1e-6)
+    problem = cf.Problem("self_attention", two, Y, beta_ratio=0.1)
+    assert tuple(solution.weights.Z.shape) == tuple(problem.operator.weight_shape)
+    for use in (lambda: cf.certify(solution, problem), lambda: cf.solve(problem, warm_start=solution)):
+        with pytest.raises(
+            ValueError, match=r"\(\(0,\), \(1, 2\)\) of other tokens.*\(\(0, 1\), \(2,\)\).*solution.network"
+        ):
+            use()
+    network = solution.network()
+    own = 0.5 * (network(torch.tensor(two)) - torch.tensor(Y)).square().sum() + problem.beta * network.decay()
+    assert cf.certify(network, problem).primal == pytest.approx(float(own.detach()), rel=1e-9)
+    assert cf.solve(problem, tolerance=1e-6, warm_start=network).certificate.relative_gap <= 1e-6
+    # estimators go through the network themselves
+    model = cf.TokenRegressor("self_attention", standardize=False, fit_intercept=False, warm_start=True).fit(one, Y)
+    expected = 0.5 * float(((model.predict(two) - Y) ** 2).sum()) + model.beta_ * float(model.network_.decay().detach())
+    assert model.certify(two, Y).primal == pytest.approx(expected, rel=1e-9)
+    assert model.fit(two, Y).certificate_.relative_gap <= 1e-3
+
+
 # ---------------------------------------------------------------------- a head of the user's own
 
 

@@ -16,7 +16,7 @@ import convexformer as cf
 from convexformer.gauges import FrobeniusNorm, L1Norm, NuclearNorm
 from convexformer.margin import MarginOperator, NotSeparableError, Sequences, TieWarning, margin_certificate
 from convexformer.margin.admm import solve_admm
-from convexformer.margin.frobenius import solve_frobenius
+from convexformer.margin.frobenius import _positive_solve, solve_frobenius
 from convexformer.margin.nuclear import solve_factorised
 from convexformer.margin.progress import Limits
 from convexformer.testing import check_operator
@@ -320,3 +320,27 @@ def test_the_large_nuclear_svm_is_certified():
     assert svm.certificate_.kind == "exact"
     assert svm.certificate_.relative_gap <= 1e-4
     assert svm.seconds_ < 20
+
+
+@pytest.mark.parametrize("norm", ["nuclear", "frobenius"])
+def test_singular_newton_systems_end_in_an_answer(norm):
+    """Integer sequences that contradict each other: the binding constraints are dependent, the penalty grows."""
+    X = [
+        [[-1, -2], [-3, -3], [1, 2]],
+        [[1, 1], [1, 0], [2, -2]],
+        [[2, 0], [0, -2], [0, 5]],
+        [[0, -1], [1, 2], [2, -1]],
+        [[-2, -2], [0, -4], [3, -1]],
+    ]
+    z = [[0, 3], [-2, 0], [-1, 1], [-1, 1], [-2, 2]]
+    data = np.array(X, float), np.array(z, float), np.array([1, 1, -1, 1, -1]), np.array([1.0, -4.0])
+    with pytest.raises(NotSeparableError, match="contradict"):
+        cf.margin.AttentionSVM(norm).fit(*data)
+
+
+def test_a_system_that_no_ridge_helps_has_no_solution():
+    H = torch.diag(torch.tensor([1.0, -1.0]).double())
+    assert _positive_solve(H, torch.ones(2).double()) is None
+    almost = torch.ones(3, 3).double()  # rank one
+    solved = _positive_solve(almost, torch.ones(3).double())
+    assert torch.allclose(torch.ones(3, 3).double() @ solved, torch.ones(3).double(), atol=1e-6)

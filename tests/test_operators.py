@@ -1,14 +1,18 @@
 """Operators: adjoints, linearity, shapes, norms; and wrong ones that the check must catch."""
 
+import math
+
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import architectures as arch
 import convexformer as cf
 from cases import ALL_HEADS, HEADS, LOSSES, OPERATORS, random_data
 from convexformer.operators import DenseOperator, GatedOperator, Operator
+from convexformer.operators.fourier import fourier_gates
 from convexformer.testing import check_operator
 
 sizes = st.integers(1, 5)
@@ -139,3 +143,41 @@ def test_check_operator_catches_a_wrong_operator(fault, message):
     check_operator(Wrong(None))
     with pytest.raises(AssertionError, match=message):
         check_operator(Wrong(fault))
+
+
+@pytest.mark.parametrize(("grid", "B"), [((7,), 1), ((3, 4), 2), ((5, 2), 2)])
+@pytest.mark.parametrize("unit", [1.0, 0.1])
+def test_fourier_gates_of_discrete_tokens_are_decided_by_direct_sums(grid, B, unit):
+    """Ties included; where the sums are not exact, one sample and a batch still agree."""
+    rng, s, d, N = np.random.default_rng(1), math.prod(grid), 2 * B, 60
+    X = unit * rng.integers(-1, 2, (N, s, d))
+    X[0] = 0
+    h = unit * rng.integers(-1, 2, (B, 3, s, d // B))
+    h[:, 0, 2:] = 0  # a gate that looks at two shifts
+    found = fourier_gates(torch.tensor(X), torch.tensor(h), grid)
+    single = [fourier_gates(torch.tensor(x[None]), torch.tensor(h), grid) for x in X]
+    assert torch.equal(found, torch.cat(single))
+    turned = torch.tensor(X).transpose(0, 1).contiguous().transpose(0, 1)
+    assert torch.equal(found, fourier_gates(turned, torch.tensor(h), grid))
+    wide = np.stack([arch.circulant(x, grid) for x in X]).reshape(N, s, s, B, d // B)
+    sums = np.einsum("noubk,bguk->nbgo", wide, h)
+    assert (abs(sums) < 1e-12).mean() > 0.05
+    sure = np.ones_like(sums, dtype=bool) if unit == 1 else abs(sums) > 1e-12
+    np.testing.assert_array_equal(found.numpy()[sure], (sums >= 0)[sure])
+
+
+def test_a_gated_fno_with_ties_predicts_the_same_for_one_sample_as_for_a_batch():
+    rng = np.random.default_rng(2)
+    X, y = rng.integers(-1, 2, (60, 7, 1)).astype(float), rng.standard_normal((60, 7, 1))
+    gate = np.zeros((1, 7, 1))
+    gate[0, :2] = 1
+    solution = cf.solve(cf.Problem(cf.heads.FNO("gated_relu", gates=gate), X, y, beta_ratio=0.01), tolerance=1e-6)
+    batch, network = solution.predict(X), solution.network()
+    single = torch.cat([solution.predict(x[None]) for x in X])
+    assert torch.allclose(batch, single, atol=1e-12)
+    printed = network.w1.detach().numpy(), network.w2.detach().numpy()
+    wide = np.stack([arch.circulant(x, (7,)) for x in X])
+    open_gates = wide @ gate.reshape(7, 1) >= 0
+    by_hand = sum(open_gates * (wide @ w1.reshape(7, 1)) * w2 for w1, w2 in zip(*printed, strict=True))
+    np.testing.assert_allclose(batch.numpy(), by_hand, atol=1e-9)
+    np.testing.assert_allclose(network(torch.tensor(X)).detach().numpy(), by_hand, atol=1e-9)

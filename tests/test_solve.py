@@ -293,6 +293,20 @@ def test_gates_of_any_kind_can_be_fingerprinted(tmp_path, gates):
     assert torch.equal(again.weights.Z, first.weights.Z)
 
 
+def test_sums_of_heads_have_checkpoints(tmp_path):
+    def of(seed, **options):
+        parts = [cf.heads.MLP("gated_relu", gates=np.random.default_rng(seed).standard_normal((2, 3))), "fno"]
+        return cf.Problem(cf.heads.Sum(parts), X, LABELS, beta_ratio=0.1, **options)
+
+    path = tmp_path / "resume.safetensors"
+    first = cf.solve(of(0), tolerance=1e-6, checkpoint=path)
+    assert torch.equal(cf.solve(of(0), tolerance=1.01e-6, checkpoint=path).weights.Z, first.weights.Z)
+    with pytest.raises(ValueError, match="problem"):
+        cf.solve(of(1), checkpoint=path)
+    options = {"n_betas": 3, "beta_min_ratio": 0.1, "checkpoint": tmp_path / "path"}
+    assert len(cf.path(cf.heads.Sum(["mlp", "fno"]), X, LABELS, **options)) == 3
+
+
 def test_the_checkpoint_counts_the_iterations_of_all_solves(tmp_path):
     built, weights = problem(), Weights(torch.zeros(4, 3, 3).double())
     for total in (30, 60, 90):
@@ -339,3 +353,21 @@ def test_reference_is_the_problem_in_float64():
     assert problem().reference().operator.like.dtype == torch.float64
     zero = Weights(torch.zeros(4, 3, 3))
     assert certificate(single, zero).primal == pytest.approx(40 * math.log(3), rel=1e-12)
+
+
+def test_targets_weights_and_masks_are_copied_and_tokens_are_not():
+    """Tokens may be most of the memory there is; the guide says so."""
+    rng = np.random.default_rng(0)
+    tokens, Y, w = rng.standard_normal((12, 4, 3)), rng.standard_normal((12, 2)), rng.uniform(1, 2, 12)
+    mask = np.ones((12, 4), dtype=bool)
+    for given in (lambda a: a, torch.from_numpy):
+        arrays = [given(a.copy()) for a in (tokens, Y, w, mask)]
+        built = cf.Problem("attention", arrays[0], arrays[1], beta=0.5, sample_weight=arrays[2], mask=arrays[3])
+        before = cf.solve(built, tolerance=1e-6).objective
+        for array in arrays[1:3]:
+            array *= 2
+        arrays[3][:, 0] = False
+        assert cf.solve(built, tolerance=1e-6).objective == before
+        assert bool(built.tokens.mask.all())
+    plain = tokens.copy()
+    assert np.shares_memory(cf.Problem("attention", plain, Y, beta=0.5).tokens.X.numpy(), plain)

@@ -9,6 +9,7 @@ import torch
 
 import convexformer as cf
 from convexformer.architecture import Head, Weights
+from convexformer.certificates import certificate
 from convexformer.gauges import NuclearNorm, PolarKind, spectral
 from convexformer.operators import BilinearOperator, ImplicitMatrix, LowRank, SelfAttentionOperator
 from convexformer.solvers import staircase
@@ -196,6 +197,56 @@ def test_uncorrelated_channels_separate_with_the_same_optimum():
     # new tokens may correlate the channels; the blocks and the network still agree
     fresh = torch.from_numpy(rng.standard_normal((3, 6, 4)))
     assert torch.allclose(network(fresh), blocks.predict(fresh), atol=1e-9)
+
+
+def hidden_label(e):
+    """Orthogonal channels but for one pair of tokens: ``G[0, 1] = 2 e^2 y``, and a network that reads the label off it."""
+    y = np.random.default_rng(0).choice([-1.0, 1.0], 40)
+    X = np.zeros((40, 7, 2))
+    X[:, :4, 0], X[:, :4, 1] = [1, 1, -1, -1], [1, -1, 1, -1]
+    X[:, 4] = np.c_[0 * y + e, y * e]
+    X[:, 5] = -X[:, 4]
+    X[:, 6, 0] = 7  # the mean token is (1, 0)
+    w1, w2 = torch.zeros(1, 2, 2).double(), torch.zeros(1, 2, 1).double()
+    w1[0, 0, 0] = w2[0, 1, 0] = (2 * e * e) ** -0.5
+    return X, y, cf.networks.SelfAttentionNetwork(w1, w2, squeeze=True)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("e", [2.0**-10, 2.0**-25, 2.0**-40])
+def test_channels_with_tiny_correlations_stay_together(e, dtype):
+    """They may be all that there is to learn; at 2^-40 the inner product even rounds to zero in float64."""
+    X, y, network = hidden_label(e)
+    problem = cf.Problem("self_attention", X, y, beta=1e-3 * e**2, dtype=dtype)
+    assert problem.layout.channel_blocks == ()
+    if e > 2.0**-40:
+        own = 0.5 * (network(torch.tensor(X)) - torch.tensor(y)).square().sum() + problem.beta * network.decay()
+        proof = cf.certify(network, problem)
+        assert proof.primal == pytest.approx(float(own.detach()), rel=1e-9)
+        assert certificate(problem, Weights(problem.operator.zeros())).dual <= proof.primal
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("scale", [1.0, 2.0**-30, 3.0])
+def test_exactly_orthogonal_channels_separate_in_every_precision(scale, dtype):
+    """Integers, or their multiples by anything that float32 holds: sums of products are exact."""
+    signs = np.array([[1, 1, 1, 1], [1, -1, 1, -1], [1, 1, -1, -1], [1, -1, -1, 1]]).T  # Hadamard: channels are columns
+    X = scale * signs * np.random.default_rng(1).integers(1, 9, (10, 1, 4))
+    X = np.concatenate([X, np.zeros((10, 4, 1))], 2)  # and one channel that is nothing at all
+    problem = cf.Problem("self_attention", X, np.arange(10.0), beta=0.1, dtype=dtype)
+    assert problem.layout.channel_blocks == ((0,), (1,), (2,), (3,), (4,))
+    assert problem.reference().layout == problem.layout
+
+
+def test_correlations_that_cannot_be_excluded_keep_channels_together():
+    rng = np.random.default_rng(0)
+    X = np.linalg.qr(rng.standard_normal((5, 6, 3)))[
+        0
+    ]  # orthogonal up to rounding, like most that is called orthogonal
+    assert cf.Problem("self_attention", X, np.arange(5.0), beta=0.1).layout.channel_blocks == ()
+    tiny = np.zeros((2, 2, 2))
+    tiny[:, 0] = 1e-170  # the product underflows
+    assert cf.Problem("self_attention", tiny, np.arange(2.0), beta=0.1).layout.channel_blocks == ()
 
 
 @dataclass(frozen=True, eq=False)

@@ -6,7 +6,7 @@ Concrete heads live in :mod:`convexformer.heads`; problems and solutions know on
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, final
 
 import torch
@@ -52,6 +52,8 @@ class Weights:
     Z: Any
     """A tensor, or :class:`~convexformer.operators.LowRank` factors of one."""
     intercept: Tensor | None = None
+    origin: tuple[Head, Layout] | None = field(default=None, repr=False, compare=False)
+    """The head and layout that a solution's weights belong to; None for weights made by hand or lifted."""
 
     def tensors(self) -> dict[str, Tensor]:
         """Return all numbers by name, for a file."""
@@ -73,7 +75,38 @@ class Weights:
     def to(self, *, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> Weights:
         """Move to another device or dtype."""
         b = None if self.intercept is None else self.intercept.to(device=device, dtype=dtype)
-        return Weights(self.Z.to(device=device, dtype=dtype), b)
+        return Weights(self.Z.to(device=device, dtype=dtype), b, self.origin)
+
+    def misfit(self, head: Head, layout: Layout) -> str:
+        """Say why these weights mean something else in a problem of that head and layout; empty where nothing is known.
+
+        Equal shapes are not enough: gates, mixing or channel blocks may differ. A solution belongs where its network does.
+        """
+        if self.origin is None:
+            return ""
+        own, place = self.origin
+        if own is head and replace(place, squeeze=layout.squeeze) == layout:
+            return ""
+        empty = torch.zeros_like(self.Z) if isinstance(self.Z, Tensor) else LowRank.zeros(self.Z.shape, self.Z.U)
+        network = own.recover(Weights(empty), place)
+        try:
+            head.lift(network, layout)
+        except ValueError as error:
+            return (
+                f"these weights are a solution of another problem, with a {own.name} head: {error} Build the problem with "
+                "the solution's own head (solution.head) and tokens of the same sizes, or solve this problem anew."
+            )
+        if place.channel_blocks != layout.channel_blocks:
+            return (
+                f"these weights are laid out by the channel blocks {place.channel_blocks} of other tokens; this problem's "
+                f"tokens have {layout.channel_blocks or 'none'}. Pass the network (solution.network()), which has no blocks."
+            )
+        return ""
+
+    def check_home(self, head: Head, layout: Layout) -> None:
+        """Raise with :meth:`misfit` where there is one."""
+        if reason := self.misfit(head, layout):
+            raise ValueError(reason)
 
 
 class Network(nn.Module, ABC):

@@ -113,8 +113,11 @@ class TokenEstimator(BaseEstimator, ABC):
         previous = getattr(self, "solution_", None) if self.warm_start else None
         self._learn_scale(tokens, w)
         problem = self._problem(tokens, y, w)
-        if previous is not None and tuple(previous.weights.Z.shape) != tuple(problem.operator.weight_shape):
-            previous = None
+        if previous is not None and (
+            previous.weights.misfit(problem.head, problem.layout)
+            or tuple(previous.weights.Z.shape) != tuple(problem.operator.weight_shape)
+        ):
+            previous = None  # options or sizes have changed since
         self._keep(problem, solve(problem, warm_start=previous, **self._solver_options()))
 
     def _learn_scale(self, tokens: TokenDataset, w: np.ndarray | None) -> None:
@@ -166,7 +169,10 @@ class TokenEstimator(BaseEstimator, ABC):
     def _certify(self, X: Any, y: np.ndarray, w: np.ndarray | None, mask: Any) -> Certificate:
         check_is_fitted(self, "solution_")
         tokens = self._read_tokens(X, mask, reset=False)
-        return certify(self.solution_, self._problem(tokens, y, w, beta=self.beta_))
+        problem, solution = self._problem(tokens, y, w, beta=self.beta_), self.solution_
+        # other samples may correlate other channels; the network is the same point, laid out by none
+        blocks = problem.layout.channel_blocks != solution.layout.channel_blocks
+        return certify(solution.network() if blocks else solution, problem)
 
     def _build_head(self) -> Head:
         """Build the head named, with the estimator's options that it takes; an object is used as it is."""

@@ -48,6 +48,10 @@ class Problem:
     The objective is a sum over samples, as in the papers: ``sum_i w_i L(f_i, y_i) + beta * gauge(Z)``. Give either
     ``beta``, which is absolute, or ``beta_ratio``, a fraction of ``beta_max``. An intercept is never penalised; it is
     minimised exactly at every evaluation, so the program that a solver sees is one in ``Z`` alone.
+
+    **Tokens are not copied** where device and dtype agree with the caller's (a float64 array on a CPU): they may be most of
+    the memory there is. Do not change ``X`` in place while the problem is in use, or pass ``X.copy()``. Targets, weights
+    and masks are copied; solutions and estimators hold no training data.
     """
 
     def __init__(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import TYPE_CHECKING, Any, NamedTuple, final
 
@@ -56,6 +56,10 @@ class Solution:
     n_iter: int = 0
     seconds: float = 0.0
     solver: str = ""
+
+    def __post_init__(self) -> None:
+        # weights remember where they belong, so that another problem can refuse them
+        object.__setattr__(self, "weights", replace(self.weights, origin=(self.head, self.layout)))
 
     @property
     def objective(self) -> float:

@@ -54,6 +54,8 @@ def read_targets(Y: Any, tokens: TokenDataset, loss: str | Loss, sample_weight: 
     if per_token:
         keep = torch.ones((N, s), dtype=torch.bool) if tokens.mask is None else tokens.mask.cpu()
         values, w = values[keep], w[:, None].expand(N, s)[keep]
+    else:  # copies, like those by the mask: what the caller does to the arrays later must not change the problem
+        values, w = values.clone(), w.clone()
     if not integers:
         check_finite(values, "Y")
     encoded = chosen.encode(values)

@@ -124,14 +124,14 @@ def certificate(problem: Problem, weights: Weights) -> Certificate:
 def certify(thing: Any, problem: Problem) -> Certificate:
     """Certify a solution, weights, or any network of the problem's head, however it was trained.
 
-    For a network the primal is its own objective, ``loss + beta * decay()``; the dual comes from its outputs.
+    For a network the primal is its own objective, ``loss + beta * decay()``; the dual comes from its outputs. A solution of
+    another head, other gates or other channel blocks is refused.
     """
-    if isinstance(thing, Weights):
-        return certificate(problem, thing)
     if isinstance(thing, nn.Module):
         return _certify_network(thing, problem)
-    weights = getattr(thing, "weights", None)
+    weights = thing if isinstance(thing, Weights) else getattr(thing, "weights", None)
     if isinstance(weights, Weights):
+        weights.check_home(problem.head, problem.layout)
         return certificate(problem, weights)
     raise TypeError(
         f"cannot certify a {type(thing).__name__}; expected a Solution, Weights, or a network from convexformer.networks."

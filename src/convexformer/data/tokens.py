@@ -252,7 +252,7 @@ def _ragged(X: Sequence[Any]) -> tuple[Tensor, Tensor] | None:
 
 def _check_mask(mask: Any, X: Tensor) -> Tensor:
     """Validate ``mask: (N, s)``; True (or 1) marks a real token."""
-    values = as_tensor(mask, "mask").to(X.device)
+    values = as_tensor(mask, "mask").to(X.device, copy=True)  # small, so later changes of the caller's do no harm
     if tuple(values.shape) != tuple(X.shape[:2]):
         raise ValueError(
             f"mask has shape {tuple(values.shape)}; expected (N, s) = {tuple(X.shape[:2])}, True where a token is real."

@@ -13,6 +13,7 @@ from convexformer.data import TokenDataset
 from convexformer.gauges import Penalty, SumPenalty
 from convexformer.heads.gating import foreign
 from convexformer.networks import Network, SumNetwork
+from convexformer.networks.combined import side_by_side
 from convexformer.operators import Operator, SumOperator
 
 
@@ -67,14 +68,11 @@ class Sum(Head):
         return SumNetwork(parts, weights.intercept)
 
     def lift(self, network: nn.Module, layout: Layout) -> Weights:
-        """Lift each part and put the results side by side."""
+        """Lift each part and put the results side by side; biases of the parts add to that of the sum."""
         if not isinstance(network, SumNetwork) or len(network.parts) != len(self.heads):
             raise foreign(self.name, f"{len(self.heads)} parts", f"it is a {type(network).__name__}")
-        flat = []
-        for head, part in zip(self.heads, network.parts, strict=True):
-            Z = head.lift(part, layout).Z
-            flat.append((Z if isinstance(Z, Tensor) else Z.dense()).flatten())
-        return Weights(torch.cat(flat), None if network.bias is None else network.bias.detach().clone())
+        lifted = [head.lift(part, layout) for head, part in zip(self.heads, network.parts, strict=True)]
+        return side_by_side(lifted, network.bias)
 
     def random_network(self, layout: Layout, n_heads: int, seed: int = 0, bias: bool = False) -> SumNetwork:
         """Return a random network of each part, a start for gradient training."""

@@ -26,8 +26,9 @@ from convexformer.operators import (
     SelfAttentionOperator,
     SumOperator,
 )
+from convexformer.operators.bilinear import sample_chunks
 from convexformer.operators.mixer import mixer_gates
-from convexformer.operators.selfattention import attention_gates
+from convexformer.operators.selfattention import attention_gates, exact_gram
 
 
 class MatrixHead(Head):
@@ -119,7 +120,8 @@ class SelfAttention(MatrixHead):
     Linear attention needs the tokens only through Gram matrices, and through the mean token when pooled: they are read
     once. ``gates`` is their number or ``H: (g, d, d)``, gate ``1{X H X^T >= 0}``. Where the channels fall into blocks that
     no sample correlates, the linear program separates into smaller ones (corollary 3.2); ``Z`` is then their flattened
-    variables one after the other.
+    variables one after the other. Inner products must be zero exactly and provably so (disjoint supports, integers): one
+    that only rounds to zero is kept, for small correlations may be all that there is to learn.
     """
 
     activation: str = "linear"
@@ -135,16 +137,17 @@ class SelfAttention(MatrixHead):
         return layout.width
 
     def prepare(self, tokens: TokenDataset, layout: Layout) -> Layout:
-        """Find blocks of channels that no sample correlates."""
+        """Find blocks of channels that no sample correlates, provably: the decision is the same in every precision."""
         if self.activation != "linear":
             return layout
-        eps = torch.finfo(tokens.X.dtype).eps
-        nonzero = torch.zeros((layout.width, layout.width), dtype=torch.bool, device=tokens.X.device)
-        for x in tokens.X.split(4096):
-            size = x.abs().mT @ x.abs()  # what rounding can leave of an inner product that is zero
-            nonzero |= ((x.mT @ x).abs() > 8 * eps * size).any(0)
-            if bool(nonzero.all()):
+        d = layout.width
+        nonzero = torch.zeros((d, d), dtype=torch.bool, device=tokens.X.device)
+        for part in sample_chunks(tokens.n_samples, 4 * d * (layout.n_tokens + d)):
+            x = tokens.X[part].double()
+            nonzero |= (x.mT @ x != 0).any(0)
+            if bool(nonzero.all()):  # ordinary data: decided by the first samples
                 return layout
+            nonzero |= ~exact_gram(x).all(0)
         count, label = connected_components(nonzero.cpu().numpy(), directed=False)
         if count == 1:
             return layout

@@ -35,6 +35,7 @@ LARGEST_SYSTEM = 6000  # constraints that bind, or weights, up to which Newton s
 LARGEST_LEAST_SQUARES = 2_000_000  # entries of the matrix of the last resort
 QUASI_NEWTON = 200
 ROUNDS, NEWTON_STEPS = 40, 50
+RIDGES = (1e-15, 1e-13, 1e-11)  # of the largest diagonal entry
 
 
 def solve_frobenius(operator: MarginOperator, limits: Limits) -> Answer:
@@ -129,12 +130,29 @@ def _newton_direction(operator: MarginOperator, gradient: Tensor, binding: Tenso
         H.diagonal().add_(1 / penalty)
         inner = operator.apply(gradient).flatten()[rows]
         full = torch.zeros_like(binding, dtype=gradient.dtype).flatten()
-        full[rows] = torch.cholesky_solve(inner[:, None], torch.linalg.cholesky(H))[:, 0]
+        solved = _positive_solve(H, inner)
+        if solved is None:
+            return None
+        full[rows] = solved
         return operator.adjoint(full.view(binding.shape)) - gradient
     E = operator.dense_rows(rows)
     H = penalty * (E.mT @ E)
     H.diagonal().add_(1.0)
-    return -torch.cholesky_solve(gradient.reshape(-1, 1), torch.linalg.cholesky(H)).view_as(gradient)
+    solved = _positive_solve(H, gradient.flatten())
+    return None if solved is None else -solved.view_as(gradient)
+
+
+def _positive_solve(H: Tensor, right: Tensor) -> Tensor | None:
+    """``H^{-1} right`` by Cholesky. Where rounding made ``H`` indefinite a ridge is added: it leaves a step downhill, only
+    shorter. None when no small ridge helps.
+    """
+    top = float(H.diagonal().max())
+    for ridge in (0.0, *RIDGES):
+        H.diagonal().add_(ridge * top)
+        factor, failed = torch.linalg.cholesky_ex(H)
+        if not bool(failed):
+            return torch.cholesky_solve(right[:, None], factor)[:, 0]
+    return None
 
 
 def _nonnegative_least_squares(operator: MarginOperator, W: Tensor, lam: Tensor) -> Tensor | None:

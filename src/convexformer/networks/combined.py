@@ -32,12 +32,8 @@ class SumNetwork(Network):
         return torch.stack([part.decay() for part in self._networks()]).sum()
 
     def lift(self) -> Weights:
-        """Put the flattened lifts side by side."""
-        flat = []
-        for part in self._networks():
-            Z = part.lift().Z
-            flat.append((Z if isinstance(Z, Tensor) else Z.dense()).flatten())
-        return Weights(torch.cat(flat), None if self.bias is None else self.bias.detach().clone())
+        """Put the flattened lifts side by side; biases of the parts add to that of the sum."""
+        return side_by_side([part.lift() for part in self._networks()], self.bias)
 
     def _networks(self) -> list[Network]:
         return [cast(Network, part) for part in self.parts]
@@ -45,3 +41,10 @@ class SumNetwork(Network):
     def config(self) -> dict[str, Any]:
         """No options."""
         return {}
+
+
+def side_by_side(parts: list[Weights], bias: Tensor | None) -> Weights:
+    """Return the flattened ``Z`` of the parts one after the other; the intercept is the sum of all biases, theirs too."""
+    Z = torch.cat([part.dense().flatten() for part in parts])
+    biases = [b for b in (bias, *(part.intercept for part in parts)) if b is not None]
+    return Weights(Z, torch.stack([b.detach() for b in biases]).sum(0) if biases else None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import final
 
 import torch
@@ -151,14 +152,48 @@ class SpectralOperator(Operator):
 
 
 def fourier_gates(X: Tensor, h: Tensor, grid: tuple[int, ...]) -> Tensor:
-    """``(N, B, g, s)`` bool, ``1{sum_u roll(X^(b), u) h[b, g, u] >= 0}`` in float64; ``h: (B, g, s, d/B)``."""
-    B, g, s, _ = h.shape
-    weights = h.to(X.device, torch.float64).reshape(B, g, -1, 1)
+    """``(N, B, g, s)`` bool, ``1{sum_u roll(X^(b), u) h[b, g, u] >= 0}`` in float64; ``h: (B, g, s, d/B)``.
+
+    The FFT decides where it is far enough from zero for its rounding; the rest are direct sums in a fixed order. So a gate
+    depends on its own sample alone, whatever the batch, and ties are ties wherever the direct sum is exact.
+    """
+    B, g, s, db = h.shape
+    h = h.to(X.device, torch.float64)
+    # rounding of the transforms and of the direct sum, relative to ||X|| ||h|| <= s d/B max|X| max|h|
+    rounding = torch.finfo(torch.float64).eps * (64 * math.log2(2 * s) + s * db) * s * db
+    reach = rounding * h.abs().amax((2, 3))[:, :, None]  # (B, g, 1)
     parts = []
     for x in X.split(max(1, (1 << 24) // (s * (X.shape[2] + B * g)))):
+        x = x.to(torch.float64)
+        operator = FourierOperator(x, grid, B, blocks=B)
         # each gate is a Fourier operator with one output a block
-        hidden = torch.stack(
-            [FourierOperator(x.to(torch.float64), grid, B, blocks=B).apply(weights[:, j : j + 1]) for j in range(g)], 1
-        )  # (n*s, g, B)
-        parts.append(hidden.view(-1, s, g, B).permute(0, 3, 2, 1) >= 0)
+        hidden = torch.stack([operator.apply(h[:, j].reshape(B, 1, -1, 1)) for j in range(g)], 1)  # (n*s, g, B)
+        hidden = hidden.view(-1, s, g, B).permute(0, 3, 2, 1)
+        x = x.reshape(-1, s, B, db)
+        largest = x.abs().amax((1, 3))[:, :, None, None]
+        near = ~(hidden.abs() > reach * largest) & (reach > 0) & (largest > 0)  # NaN of an overflow counts as near
+        open_gates = hidden >= 0
+        if bool(near.any()):
+            open_gates[near] = _direct_sums(x, h, grid, near) >= 0
+        parts.append(open_gates)
     return torch.cat(parts)
+
+
+def _direct_sums(x: Tensor, h: Tensor, grid: tuple[int, ...], where: Tensor) -> Tensor:
+    """Return the sums behind the gates ``where: (n, B, g, s)`` one by one, for ``x: (n, s, B, d/B)``."""
+    s, db = h.shape[2:]
+    place = torch.arange(s, device=x.device).view(grid)
+    dims = tuple(range(len(grid)))
+    shifts = torch.cartesian_prod(*(torch.arange(size) for size in grid)).view(s, len(grid)).tolist()
+    source = torch.stack([place.roll(shift, dims).flatten() for shift in shifts], 1)  # (o, u): o - u on the grid
+    used = h.ne(0).any(3).flatten(0, 1).any(0)  # gates given by hand often look at few shifts
+    source, h = source[:, used], h[:, :, used]
+    sums = []
+    for index in where.nonzero().split(max(1, (1 << 22) // (s * db))):
+        n, b, g, o = index.T
+        terms = (x[n[:, None], source[o], b[:, None]] * h[b, g]).flatten(1)  # (m, u d/B)
+        while (k := terms.shape[1]) > 1:  # halves onto each other: the order of a library's sum may depend on m
+            terms[:, : k // 2] += terms[:, k - k // 2 :]
+            terms = terms[:, : k - k // 2]
+        sums.append(terms[:, 0])
+    return torch.cat(sums)

@@ -264,3 +264,17 @@ def attention_gates(X: Tensor, H: Tensor) -> Tensor:
         x = X[part].to(torch.float64)
         parts.append(torch.einsum("noa,bak,ntk->nbot", x, H, x) >= 0)
     return torch.cat(parts)
+
+
+def exact_gram(x: Tensor) -> Tensor:
+    """``(n, d, d)`` bool: which entries of ``x^T x`` float64 computes without any rounding, for ``x: (n, s, d)``.
+
+    With ``u_k`` the largest power of two that divides all numbers of channel k, products are integers times ``u_k u_l``.
+    Sums of integers below 2^53 are exact in any order; 2^52 leaves room for the rounding of the bound itself.
+    """
+    mantissa, exponent = torch.frexp(x)
+    whole = (mantissa * 2.0**53).long()
+    lowest = (whole & -whole).double() * torch.pow(2.0, exponent.double() - 53)
+    unit = torch.where(x == 0, torch.inf, lowest).amin(1)  # (n, d); infinite where a channel is zero: no products
+    size = x.abs().mT @ x.abs()
+    return size < 2.0**52 * (unit[:, :, None] * unit[:, None, :])

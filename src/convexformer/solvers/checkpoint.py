@@ -12,7 +12,7 @@ from typing import final
 import numpy as np
 import torch
 
-from convexformer.architecture import Weights
+from convexformer.architecture import Head, Weights
 from convexformer.data.files import read_checkpoint, write_checkpoint
 from convexformer.problem import Problem
 
@@ -73,13 +73,15 @@ def fingerprint(problem: Problem) -> str:
 
 
 def _plain(value: object) -> object:
-    """Tensors and arrays become the hash of their bytes, NumPy's numbers ordinary ones."""
+    """Tensors and arrays become the hash of their bytes, NumPy's numbers ordinary ones, heads name and options."""
     if isinstance(value, np.ndarray):
         value = torch.from_numpy(np.ascontiguousarray(value))
     if isinstance(value, np.generic):
         return value.item()
     if isinstance(value, torch.Tensor):
         return hashlib.sha256(value.detach().cpu().contiguous().numpy().tobytes()).hexdigest()
+    if isinstance(value, Head):  # a part of a sum
+        return [value.name, {key: _plain(item) for key, item in value.config().items()}]
     if isinstance(value, (tuple, list)):
         return [_plain(item) for item in value]
     return value

@@ -49,8 +49,8 @@ def solve(
 ) -> Solution:
     """Solve a problem to a relative duality gap of ``tolerance`` and certify the answer.
 
-    ``warm_start`` takes a solution, weights, or a network of the head. ``callback(record, weights)`` is called at every
-    gap check and stops the solve by returning True. ``checkpoint`` names a file that keeps the best point so far; a
+    ``warm_start`` takes a solution or a network of the same head, or weights. ``callback(record, weights)`` is called at
+    every gap check and stops the solve by returning True. ``checkpoint`` names a file that keeps the best point so far; a
     solve that finds it there goes on from it. Ctrl-C returns the best point so far, certified.
     """
     _check_options(tolerance, max_iter, max_time)
@@ -176,6 +176,7 @@ def _start(problem: Problem, warm_start: Any, *, factors: bool) -> Weights:
         raise TypeError(
             f"warm_start is a {type(warm_start).__name__}; expected a Solution, Weights, a network of the head, or Z itself."
         )
+    warm_start.check_home(problem.head, problem.layout)
     like, expected = problem.operator.like, problem.operator.weight_shape
     if tuple(warm_start.Z.shape) != tuple(expected):
         raise ValueError(
