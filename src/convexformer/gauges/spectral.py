@@ -57,6 +57,8 @@ def estimate(M: Any) -> Polar:
     """Estimate the largest singular value quickly, from below: good for steering, never for a certificate."""
     B, p, q = M.shape
     if min(p, q) <= SMALL_SIDE and B * p * q <= FORMED:
+        if not bool(M.dense().isfinite().all()):
+            return Polar(math.inf, PolarKind.LOWER)
         values, _ = M.gram_spectrum()  # kept: the solver will ask for the vectors next
         return Polar(float(values[..., -1].max()))
     return Polar(max(lanczos(M, b, steps=40) for b in range(B)), PolarKind.LOWER)

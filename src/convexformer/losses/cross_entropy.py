@@ -161,28 +161,29 @@ def _newton(F: Tensor, Y: Tensor, w: Tensor, start: Tensor) -> tuple[Tensor, boo
 
     def look(b: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         Q = (F + b).softmax(1)
-        return Q, W * _minus(Q, Y), (w * torch.logsumexp(F + b, 1)).sum() - (wanted * b).sum()
+        V = W * _minus(Q, Y)
+        return Q, V, V.sum(0)
+
+    def value(b: Tensor) -> float:
+        return float((w * torch.logsumexp(F + b, 1)).sum() - (wanted * b).sum())
 
     b = start - start.mean()
-    Q, V, f = look(b)
-    G = V.sum(0)
+    Q, V, G = look(b)
     for _ in range(60):
-        size = float(G.abs().max())
-        if size <= 4 * eps * float(V.abs().sum()):
+        size, rounding = float(G.abs().max()), eps * float(V.abs().sum())
+        if size <= 4 * rounding:
             break
         step = _newton_step(Q, w, G)
         slope, t = float(G @ step), 1.0
-        for _ in range(30):
-            Q_new, V_new, f_new = look(b + t * step)
-            G_new = V_new.sum(0)
-            # near the minimum the value no longer tells: there the gradient decides
-            descends = float(f_new) <= float(f) + 1e-4 * t * slope
-            if descends or float(G_new.abs().max()) < 0.5 * size:
+        for _ in range(30 if size > 1e4 * rounding else 2):  # where rounding rules, shorter steps are no better
+            Q_new, V_new, G_new = look(b + t * step)
+            # near the minimum the value no longer tells, and the gradient does; it is also the cheaper to ask
+            if float(G_new.abs().max()) < 0.5 * size or value(b + t * step) <= value(b) + 1e-4 * t * slope:
                 break
             t /= 2
         else:
             break
-        b, Q, V, G, f = b + t * step, Q_new, V_new, G_new, f_new
+        b, Q, V, G = b + t * step, Q_new, V_new, G_new
     return b - b.mean(), float(G.abs().max()) <= max(1e-10, 64 * eps) * total
 
 

@@ -14,6 +14,8 @@ from convexformer.problem import Fit, Problem
 from convexformer.solvers.candidates import Candidates
 from convexformer.solvers.recorded import Recorded, select
 
+MANY_OUTPUTS = 64  # from which on an exact intercept costs more than the rest of an iteration
+
 
 class Watcher(Protocol):
     """What an iteration needs of whoever watches it: when to go on, when to show a point, and to whom."""
@@ -81,12 +83,13 @@ def fista(problem: Problem, start: Weights, monitor: Watcher, *, resident: bool 
 def _advance(problem: Problem, at: _State, *, resident: bool) -> _State:
     A, penalty, beta = problem.operator, problem.penalty, problem.beta
     Z, F, W, FW, t, L, b = at
-    at_W = problem.fit(FW, b, follow=resident)
+    follow = resident or problem.layout.n_outputs > MANY_OUTPUTS
+    at_W = problem.fit(FW, b, follow=follow)
     G = A.adjoint(at_W.V)
     while True:
         Z_next = penalty.prox(W - G / L, beta / L)
         F_next = A.apply(Z_next)
-        fit_next = problem.fit(F_next, at_W.intercept, follow=resident)
+        fit_next = problem.fit(F_next, at_W.intercept, follow=follow)
         allowed = 0.5 * L * (Z_next - W).double().square().sum()
         excess = _bregman(at_W, FW, fit_next, F_next)
         taken = (excess <= allowed * (1 + 1e-9)) | ~L.isfinite()
