@@ -53,7 +53,7 @@ def test_a_path_is_drawn_with_its_gaps(data, tmp_path):
     figure.savefig(tmp_path / "path.png")
     pooled = cf.path("mlp", X, y, n_betas=3)
     assert len(pooled.plot().axes) == 1
-    with pytest.raises(ValueError, match="alike"):
+    with pytest.raises(ValueError, match="no weights that belong to token positions"):
         pooled.token_norms
 
 
