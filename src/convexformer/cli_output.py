@@ -47,6 +47,8 @@ def show(values: dict[str, Any], as_json: bool, title: str) -> None:
         print()
         return
     table = Table(title=title, show_header=False)
+    table.add_column()
+    table.add_column(overflow="fold")  # a long path stays whole
     for name, value in values.items():
         if value is None:
             continue
