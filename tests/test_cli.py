@@ -240,3 +240,11 @@ def test_a_path_has_limits_for_each_beta(files, tmp_path):
 
 def test_the_quick_demo_promises_no_seconds():
     assert "under a minute" in " ".join(call("demo", "--help").stdout.replace("│", " ").split())
+
+
+def test_warnings_are_one_line_each(files, tmp_path):
+    assert call("fit", files / "train.npz", "-o", tmp_path / "m", "--mask", "m", "--tolerance", 0.1).exit_code == 0
+    done = call("predict", tmp_path / "m", files / "train.npz", "-o", tmp_path / "p.npy")
+    assert done.exit_code == 0
+    assert done.stderr.startswith("warning: this estimator was fitted with a mask")
+    assert ".py" not in done.stderr

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import sys
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import IntEnum
@@ -34,10 +35,17 @@ class Exit(IntEnum):
 def user_errors() -> Iterator[None]:
     """Bad input ends with one clear line and exit code 2, never a traceback."""
     try:
-        yield
+        with warnings.catch_warnings():
+            warnings.showwarning = _show_warning
+            yield
     except (ValueError, TypeError, OSError) as error:
         err.print(f"[bold red]error:[/] {escape(str(error))}", highlight=False, soft_wrap=True)
         raise typer.Exit(Exit.BAD_INPUT) from error
+
+
+def _show_warning(message: Warning | str, *where: Any, **more: Any) -> None:
+    """One line like that of an error: a user of the command line has no use for a line of Python."""
+    err.print(f"[yellow]warning:[/] {escape(str(message))}", highlight=False, soft_wrap=True)
 
 
 def show(values: dict[str, Any], as_json: bool, title: str) -> None:

@@ -31,7 +31,7 @@ def warn_of_padding(X: Any) -> None:
     if not isinstance(X, (TokenDataset, list, tuple)) and getattr(X, "dtype", None) != np.dtype(object):
         warn(
             "this estimator was fitted with a mask, and X is one array without: padding, if there is any, counts as tokens. "
-            "Pass mask= (all ones where nothing is padded) or a list of (s_i, d) arrays.",
+            "Pass its mask (all ones where nothing is padded) or a list of (s_i, d) arrays.",
             MissingMaskWarning,
         )
 
