@@ -77,11 +77,11 @@ def read_head(head: str | Head, options: dict[str, Any]) -> Head:
     return factory(**{key: value for key, value in options.items() if key in known})
 
 
-def read_seed(random_state: Any) -> int:
-    """Return a whole number as it is; None and a RandomState draw one, as everywhere in scikit-learn."""
+def read_seed(random_state: Any, drawn: int | None = None) -> int:
+    """Return a whole number as it is; for None and a RandomState ``drawn``, or draw one, as everywhere in scikit-learn."""
     if isinstance(random_state, numbers.Integral) and not isinstance(random_state, bool):
         return int(random_state)
-    return int(check_random_state(random_state).randint(2**31 - 1))
+    return drawn if drawn is not None else int(check_random_state(random_state).randint(2**31 - 1))
 
 
 def _depth(X: Any) -> int:

@@ -200,8 +200,10 @@ class TokenEstimator(BaseEstimator, ABC):
 
     def _build_head(self) -> Head:
         """Build the head named, with the estimator's options that it takes; an object is used as it is."""
-        wanted = {"activation": self.activation, "decay": self.decay, "gates": self.gates, "seed": self.seed_}
-        return read_head(self.head, wanted)
+        seed = read_seed(self.random_state, self.seed_)
+        return read_head(
+            self.head, {"activation": self.activation, "decay": self.decay, "gates": self.gates, "seed": seed}
+        )
 
     def _loss_name(self, y: np.ndarray) -> str:
         return self.loss
@@ -240,7 +242,7 @@ class TokenEstimator(BaseEstimator, ABC):
         if reset:
             self.token_shape_ = (tokens.n_tokens, tokens.width)
             self.masked_ = tokens.mask is not None
-            self.seed_ = read_seed(self.random_state)  # once a fit, so that all its problems have the same gates
+            self.seed_ = read_seed(self.random_state)  # once a fit: all its problems have the same gates
             if is_tokens(X):
                 self.n_features_in_ = tokens.width
         elif tokens.width != self.token_shape_[1]:
