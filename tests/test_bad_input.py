@@ -52,7 +52,8 @@ CASES = {
     "infinity in X": (build(X=with_value(X, (0, 0, 1), INF)), ValueError, ["X contains NaN or infinity", "(0, 0, 1)"]),
     "NaN under a True mask": (build(X=with_value(X, (1, 2, 0), NAN), mask=MASK), ValueError, ["X contains NaN"]),
     "one axis": (build(X=REAL), ValueError, ["1 axes", "(6,)", "(N, s, d)", "Reshape"]),
-    "four axes": (build(X=X[None]), ValueError, ["4 axes", "(1, 6, 3, 2)", "(N, s, d)"]),
+    "four axes": (build(X=X[None]), ValueError, ["4 axes", "(1, 6, 3, 2)", "(N, s, d)", "X.shape[-1]"]),
+    "uneven nested lists": (build(X=[[[1.0], [2.0]], [[3.0]]]), ValueError, ["X cannot be read", "(s_i, d) arrays"]),
     "no samples": (build(X=X[:0], Y=REAL[:0]), ValueError, ["0 sample(s)", "(0, 3, 2)"]),
     "no tokens": (build(X=X[:, :0]), ValueError, ["0 token(s)", "(6, 0, 2)"]),
     "no features": (build(X=X[:, :, :0]), ValueError, ["0 feature(s)", "(6, 3, 0)"]),
@@ -206,6 +207,11 @@ CASES = {
     "warm_start of another type": (solve(warm_start="zero"), TypeError, ["warm_start is a str", "Solution"]),
     "warm_start of another shape": (solve(warm_start=torch.zeros(2, 2)), ValueError, ["(2, 2)", "expects (3, 2, 1)"]),
     "warm_start NaN": (solve(warm_start=torch.full((S, D, 1), NAN)), ValueError, ["warm_start contains NaN"]),
+    "working sets without slices": (
+        lambda: cf.solve(build("mlp")(), solver="working_set"),
+        ValueError,
+        ["each token position or each gate", "this mlp head has none", "solver='auto'"],
+    ),
     # ------------------------------------------------------------------ using a solution
     "predict, other width": (predict(np.ones((2, S, 5))), ValueError, ["d=5", "fitted with d=2", "embedding"]),
     "predict, too many tokens": (predict(np.ones((2, 4, D))), ValueError, ["4 tokens", "fitted with 3", "Truncate"]),

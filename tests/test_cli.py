@@ -1,5 +1,6 @@
 """The command line: what it prints, what it writes, and its exit codes."""
 
+import csv
 import json
 
 import numpy as np
@@ -9,6 +10,7 @@ from typer.testing import CliRunner
 
 import convexformer as cf
 from convexformer.cli import app
+from convexformer.solvers.monitor import Monitor
 
 
 def call(*words):
@@ -152,3 +154,97 @@ def test_quick_demo_is_certified_and_writes_its_figures(tmp_path):
     assert all(run["certified_gap"] >= run["above_optimum"] / (1 + run["above_optimum"]) - 1e-4 for run in adam)
     for name in ("token_importance.png", "path.png", "convergence.png"):
         assert (tmp_path / name).stat().st_size > 10_000
+
+
+def test_fit_with_targets_per_token(files, tmp_path):
+    with np.load(files / "train.npz") as train:
+        np.savez(tmp_path / "per_token.npz", X=train["X"], y=train["X"][:, :, :2].astype(float))
+    done = call("fit", tmp_path / "per_token.npz", "--head", "mlp", "-o", tmp_path / "m", "--json")
+    assert done.exit_code == 0, done.output
+    assert json.loads(done.stdout)["train_score"] is None
+
+
+def test_the_report_names_task_and_loss_and_weighs_its_score(files, tmp_path):
+    with np.load(files / "train.npz") as train:
+        X, y, w = train["X"], train["y"], np.linspace(0.1, 1, 200)
+    np.savez(tmp_path / "d.npz", X=X, y=y.astype(float), labels=y, w=w)
+    words = ["fit", tmp_path / "d.npz", "-o", tmp_path / "m", "--weight", "w"]
+    report = json.loads(call(*words, "--json").stdout)
+    assert (report["task"], report["loss"]) == ("regress", "squared")
+    model = cf.load(tmp_path / "m")
+    assert report["train_score"] == pytest.approx(model.score(X, y, sample_weight=w))
+    assert "classify" in call(*words, "--y", "labels").stdout
+
+
+@pytest.mark.parametrize("name", ["data[v2]x", "data[bold]"])
+def test_names_with_brackets_are_kept(files, tmp_path, monkeypatch, name):
+    monkeypatch.chdir(tmp_path)
+    missing = call("fit", f"{name}.npz", "-o", "m")
+    assert missing.exit_code == 2
+    assert f"{name}.npz does not exist" in missing.stderr
+    (tmp_path / f"{name}.npz").write_bytes((files / "train.npz").read_bytes())
+    done = call("fit", f"{name}.npz", "-o", name, "--tolerance", 0.1)
+    assert done.exit_code == 0, done.output
+    assert name in done.stdout
+
+
+def test_a_bracket_that_closes_nothing_is_no_markup():
+    done = call("fit", "data[/v2].npz", "-o", "m")
+    assert done.exit_code == 2
+    assert "data[/v2].npz does not exist" in done.stderr
+
+
+def test_labels_with_commas_and_quotes_come_back_from_csv(files, tmp_path):
+    with np.load(files / "train.npz") as train:
+        labels = np.array(["a,b", 'c"d', "e"])[train["y"] % 3]
+        np.savez(tmp_path / "text.npz", X=train["X"], y=labels)
+    assert call("fit", tmp_path / "text.npz", "-o", tmp_path / "m").exit_code == 0
+    assert call("predict", tmp_path / "m", tmp_path / "text.npz", "-o", tmp_path / "p.csv").exit_code == 0
+    with (tmp_path / "p.csv").open(newline="") as file:
+        rows = list(csv.reader(file))
+    with np.load(tmp_path / "text.npz") as text:
+        expected = cf.load(tmp_path / "m").predict(text["X"])
+    assert rows == [["prediction"], *([label] for label in expected)]
+
+
+def test_ctrl_c_writes_the_best_model_and_the_same_command_goes_on(files, tmp_path, monkeypatch):
+    check, seen = Monitor.check, []
+
+    def press(self, Z, fit):
+        point = check(self, Z, fit)
+        seen.append(self.iteration)
+        if len(seen) == 3:
+            raise KeyboardInterrupt
+        return point
+
+    monkeypatch.setattr(Monitor, "check", press)
+    words = ["fit", files / "train.npz", "-o", tmp_path / "m", "--beta-ratio", 0.01, "--tolerance", 1e-6, "--json"]
+    words += ["--checkpoint", tmp_path / "run.safetensors"]
+    done = call(*words)
+    assert done.exit_code == 3, done.output
+    report = json.loads(done.stdout)
+    assert report["status"] == "interrupted; this is the best point so far, the same command goes on from it"
+    assert cf.load(tmp_path / "m").certificate_.relative_gap == report["relative_gap"]
+    again = json.loads(call(*words).stdout)
+    assert again["certified"]
+    assert again["iterations"] > report["iterations"]
+
+
+def test_a_path_has_limits_for_each_beta(files, tmp_path):
+    words = ["path", files / "train.npz", "-o", tmp_path, "--n-betas", 3, "--max-iter", 2, "--json"]
+    done = call(*words)
+    assert done.exit_code == 3
+    assert max(json.loads(done.stdout)["iterations"]) <= 2
+    assert call(*words, "--max-time", 100).exit_code == 3
+
+
+def test_the_quick_demo_promises_no_seconds():
+    assert "under a minute" in " ".join(call("demo", "--help").stdout.replace("│", " ").split())
+
+
+def test_warnings_are_one_line_each(files, tmp_path):
+    assert call("fit", files / "train.npz", "-o", tmp_path / "m", "--mask", "m", "--tolerance", 0.1).exit_code == 0
+    done = call("predict", tmp_path / "m", files / "train.npz", "-o", tmp_path / "p.npy")
+    assert done.exit_code == 0
+    assert done.stderr.startswith("warning: this estimator was fitted with a mask")
+    assert ".py" not in done.stderr

@@ -154,3 +154,41 @@ def test_ctrl_c_ends_the_search(planted, monkeypatch):
     monkeypatch.setattr(crossvalidation, "walk", half)
     with pytest.raises(KeyboardInterrupt):
         cf.TokenRegressorCV(**QUICK).fit(*planted)
+
+
+def test_a_saved_search_keeps_what_it_found(planted, tmp_path):
+    model = cf.TokenRegressorCV(**QUICK).fit(*planted)
+    back = cf.load(cf.save(model, tmp_path))
+    assert back.cv_results_.keys() == model.cv_results_.keys()
+    for name, column in model.cv_results_.items():
+        np.testing.assert_array_equal(back.cv_results_[name], column)
+        assert isinstance(back.cv_results_[name], np.ndarray)
+    np.testing.assert_array_equal(back.beta_ratios_, model.beta_ratios_)
+    for name in ("best_index_", "best_score_", "beta_ratio_", "n_iter_"):
+        assert getattr(back, name) == getattr(model, name)
+
+
+def test_folds_and_the_last_fit_have_the_same_gates(planted, monkeypatch):
+    seen = []
+    problem = cf.TokenRegressor._problem
+
+    def watch(self, *args, **options):
+        built = problem(self, *args, **options)
+        seen.append(built.head.seed)
+        return built
+
+    monkeypatch.setattr(cf.TokenRegressor, "_problem", watch)
+    cf.TokenRegressorCV(activation="gated_relu", gates=2, random_state=None, **QUICK).fit(*planted)
+    assert len(seen) == 3
+    assert len(set(seen)) == 1
+
+
+def test_beta_is_chosen_by_one_score(planted):
+    with pytest.raises(ValueError, match="names several scores"):
+        cf.TokenRegressorCV(**QUICK, scoring=["r2", "neg_mean_squared_error"]).fit(*planted)
+    with pytest.raises(ValueError, match=r"returned 2 scores \(a, b\)"):
+        cf.TokenRegressorCV(**QUICK, scoring=lambda model, X, y: {"a": 1.0, "b": 2.0}).fit(*planted)
+
+
+def test_a_search_has_no_option_that_does_nothing():
+    assert "warm_start" not in cf.TokenClassifierCV().get_params()

@@ -1,17 +1,28 @@
 """The scikit-learn estimators: manners, determinism, certificates, every kind of input."""
 
+import warnings
+
 import numpy as np
 import pytest
 import torch
+from sklearn import config_context
 from sklearn.base import clone
+from sklearn.exceptions import ConvergenceWarning
+from sklearn.metrics import r2_score
 from sklearn.model_selection import GridSearchCV, cross_val_score
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import FunctionTransformer, StandardScaler
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 import convexformer as cf
+from convexformer.solvers.monitor import Monitor
 
-ESTIMATORS = [cf.TokenClassifier(), cf.TokenRegressor()]
+ESTIMATORS = [
+    cf.TokenClassifier(),
+    cf.TokenRegressor(),
+    cf.TokenClassifier(head="linear"),
+    cf.TokenRegressor(head="linear"),
+]
 
 
 @parametrize_with_checks(ESTIMATORS)
@@ -209,3 +220,206 @@ def test_estimator_data_is_checked(digits):
         cf.TokenClassifier().fit(X, y, sample_weight=(y != 3).astype(float))
     with pytest.raises(ValueError, match="class_weight"):
         cf.TokenRegressor(class_weight="balanced").fit(X, y)
+
+
+# ---------------------------------------------------------------------- heads that know no masks
+
+
+@pytest.mark.parametrize("head", ["fno", "mlp_mixer", "fnet"])
+def test_a_mask_that_fit_refuses_is_refused_by_predict(digits, head):
+    X, y = digits
+    model = cf.TokenClassifier(head=head).fit(X, y)
+    ragged, mask = [x[: 1 + i % 4] for i, x in enumerate(X)], np.ones(X.shape[:2], bool)
+    mask[0, -1] = False
+    for inputs in ({"X": ragged}, {"X": X, "mask": mask}):
+        with pytest.raises(ValueError, match=f"the {head} head mixes tokens by position"):
+            model.predict(**inputs)
+        with pytest.raises(ValueError, match="no meaning"):
+            model.solution_.predict(**inputs)
+
+
+def test_a_pool_of_windows_takes_any_number_of_tokens(digits):
+    X, y = digits
+    model = cf.TokenClassifier(head="poolformer").fit(X, y)
+    with torch.no_grad():
+        outputs = model.network_(torch.from_numpy(X[:, :3])).numpy()
+    np.testing.assert_allclose(model.decision_function(X[:, :3]), outputs, atol=1e-8)
+    grid = cf.TokenClassifier(head=cf.heads.PoolFormer(grid=(2, 2))).fit(X, y)
+    with pytest.raises(ValueError, match="fitted with 4"):
+        grid.predict(X[:, :3])
+
+
+def test_token_importance_says_why_there_is_none(digits):
+    X, y = digits
+    with pytest.raises(AttributeError, match="no weights that belong to token positions"):
+        cf.TokenClassifier(head="mlp_mixer").fit(X, y).token_importance_
+
+
+def test_blocks_that_do_not_divide_are_refused_with_those_that_do(digits):
+    X, y = digits
+    with pytest.raises(ValueError, match=r"cf\.heads\.BlockFNO\(blocks=B\) with B one of 3"):
+        cf.TokenClassifier(head="block_fno").fit(X[:, :, :3], y % 3)
+    with pytest.raises(ValueError, match=r"head='fno'.*loss='cross_entropy'"):
+        cf.TokenClassifier(head="block_fno").fit(X, y % 2)
+    assert cf.TokenClassifier(head="block_fno", loss="cross_entropy").fit(X, y % 2).score(X, y % 2) > 0.5
+
+
+# ---------------------------------------------------------------------- masks in scores
+
+
+@pytest.fixture(scope="module")
+def padded():
+    rng = np.random.default_rng(2)
+    X, y = rng.standard_normal((80, 6, 3)), np.arange(80) % 2
+    lengths = rng.integers(2, 7, 80)
+    mask = np.arange(6) < lengths[:, None]
+    X = np.where(mask[..., None], X + 0.8 * y[:, None, None], 50 * (1 - 2 * y[:, None, None]))  # padding that misleads
+    return X, y, mask
+
+
+def test_scores_take_masks_and_weights(padded):
+    X, y, mask = padded
+    w = np.random.default_rng(0).random(80)
+    model = cf.TokenClassifier(head="mlp").fit(X, y, mask=mask)
+    hits = model.predict(X, mask=mask) == y
+    assert model.score(X, y, mask=mask) == pytest.approx(hits.mean())
+    assert model.score(X, y, w, mask) == pytest.approx(np.average(hits, weights=w))
+    assert model.score([x[m] for x, m in zip(X, mask, strict=True)], y) == pytest.approx(hits.mean())
+    regressor = cf.TokenRegressor(head="mlp").fit(X, y.astype(float), mask=mask)
+    assert regressor.score(X, y, mask=mask) == pytest.approx(r2_score(y, regressor.predict(X, mask=mask)))
+    search = cf.TokenClassifierCV(head="mlp", n_betas=2, beta_min_ratio=0.2, cv=2).fit(X, y, mask=mask)
+    assert search.score(X, y, mask=mask) > 0.7
+
+
+def test_masks_are_routed_to_fit_and_score_alike(padded):
+    X, y, mask = padded
+    ragged = [x[m] for x, m in zip(X, mask, strict=True)]
+    expected = cross_val_score(cf.TokenClassifier(head="mlp"), ragged, y, cv=2)
+    with config_context(enable_metadata_routing=True):
+        routed = cf.TokenClassifier(head="mlp").set_fit_request(mask=True).set_score_request(mask=True)
+        np.testing.assert_allclose(cross_val_score(routed, X, y, cv=2, params={"mask": mask}), expected)
+
+
+def test_padding_without_a_mask_is_warned_of(padded, tmp_path):
+    X, y, mask = padded
+    model = cf.TokenClassifier(head="mlp").fit(X, y, mask=mask)
+    for fitted in (model, cf.load(cf.save(model, tmp_path))):
+        with pytest.warns(cf.MissingMaskWarning, match="fitted with a mask") as caught:
+            fitted.predict(X)
+        assert caught[0].filename == __file__
+    with pytest.warns(cf.MissingMaskWarning):
+        model.score(X, y)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        model.predict([x[m] for x, m in zip(X, mask, strict=True)])
+        model.predict(X, mask=np.ones_like(mask))
+        cf.TokenClassifier(head="mlp").fit(X, y).predict(X)
+
+
+# ---------------------------------------------------------------------- Ctrl-C
+
+
+def interrupted_after(checks, monkeypatch):
+    """Let Ctrl-C come at the gap check of this number, counted over all solves."""
+    seen = []
+    check = Monitor.check
+
+    def press(self, Z, fit):
+        point = check(self, Z, fit)
+        seen.append(self.iteration)
+        if len(seen) == checks:
+            raise KeyboardInterrupt
+        return point
+
+    monkeypatch.setattr(Monitor, "check", press)
+    return seen
+
+
+def test_ctrl_c_ends_fit_and_keeps_the_best_point(digits, monkeypatch):
+    X, y = digits
+    model = cf.TokenClassifier(beta_ratio=0.01, tolerance=1e-8, warm_start=True)
+    interrupted_after(3, monkeypatch)
+    with pytest.warns(ConvergenceWarning, match="interrupted"), pytest.raises(KeyboardInterrupt, match="solution_"):
+        model.fit(X, y)
+    assert model.solution_.status is cf.Status.INTERRUPTED
+    assert 1e-8 < model.certificate_.relative_gap < 1
+    assert model.predict(X).shape == (300,)
+    assert model.fit(X, y).certificate_.relative_gap <= 1e-8  # goes on, and is whole
+
+
+def test_ctrl_c_ends_a_search_around_fit(digits, monkeypatch):
+    X, y = digits
+    seen = interrupted_after(2, monkeypatch)
+    with pytest.warns(ConvergenceWarning, match="interrupted"), pytest.raises(KeyboardInterrupt):
+        cross_val_score(cf.TokenClassifier(tolerance=1e-8), X, y, cv=3)
+    assert len(seen) == 2
+    seen = interrupted_after(2, monkeypatch)
+    with pytest.warns(ConvergenceWarning, match="interrupted"), pytest.raises(KeyboardInterrupt):
+        GridSearchCV(cf.TokenClassifier(tolerance=1e-8), {"beta_ratio": [0.1, 0.2]}, cv=2).fit(X, y)
+    assert len(seen) == 2
+
+
+# ---------------------------------------------------------------------- options and small print
+
+
+def test_random_states_of_every_kind_draw_gates(digits, tmp_path):
+    X, y = digits
+    options = {"activation": "gated_relu", "gates": 3}
+    plain = cf.TokenClassifier(random_state=2, **options).fit(X, y)
+    numpy = cf.TokenClassifier(random_state=np.int64(2), **options).fit(X, y)
+    np.testing.assert_array_equal(plain.decision_function(X), numpy.decision_function(X))
+    states = [np.random.RandomState(7), np.random.RandomState(7), None]
+    first, second, free = (cf.TokenClassifier(random_state=state, **options).fit(X, y) for state in states)
+    np.testing.assert_array_equal(first.decision_function(X), second.decision_function(X))
+    for model in (first, free):  # the gates are kept with the fit
+        assert model.certify(X, y).primal == pytest.approx(model.certificate_.primal, rel=1e-12)
+        assert cf.load(cf.save(model, tmp_path)).certify(X, y).primal == model.certify(X, y).primal
+    with pytest.raises(ValueError, match="'seven' cannot be used"):
+        cf.TokenClassifier(random_state="seven", **options).fit(X, y)
+    assert cf.heads.PoolFormer(window=np.int64(3)).window == 3
+    assert cf.heads.BlockFNO(blocks=np.int64(3)).blocks == 3
+    with pytest.raises(TypeError, match="seed is a NoneType"):
+        cf.Problem(cf.heads.MLP("gated_relu", seed=None), X, y, beta=1.0)
+
+
+def test_two_classes_by_cross_entropy_have_one_score(digits):
+    X, y = digits
+    model = cf.TokenClassifier(loss="cross_entropy").fit(X, y % 2)
+    scores = model.decision_function(X)
+    assert scores.shape == (300,)
+    np.testing.assert_array_equal(model.predict(X), (scores > 0).astype(int))
+    np.testing.assert_allclose(model.predict_proba(X)[:, 1], 1 / (1 + np.exp(-scores)))
+    outputs = model.solution_.predict((torch.from_numpy(X) - model.mean_) / model.scale_)
+    np.testing.assert_allclose(model.predict_proba(X), outputs.softmax(1), atol=1e-12)
+    assert cross_val_score(model, X, y % 2, cv=2, scoring="roc_auc", error_score="raise").mean() > 0.5
+
+
+def test_a_table_of_bfloat16_is_read():
+    X = torch.randn(20, 8, generator=torch.Generator().manual_seed(0)).bfloat16()
+    y = [0, 1] * 10
+    rounded = cf.TokenClassifier().fit(X.double(), y)
+    np.testing.assert_allclose(cf.TokenClassifier().fit(X, y).decision_function(X), rounded.decision_function(X))
+
+
+def test_read_only_weights_are_taken_quietly(digits):
+    X, y = digits
+    w = np.ones(300)
+    w.flags.writeable = False
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        cf.TokenClassifier().fit(X, y, sample_weight=w)
+
+
+def test_messages_name_labels_as_the_user_wrote_them(digits):
+    X, y = digits
+    with pytest.raises(ValueError, match=r"one class only \(0\)"):
+        cf.TokenClassifier().fit(X, np.zeros(300, dtype=int))
+    with pytest.raises(ValueError, match="class 3 has no sample"):
+        cf.TokenClassifier().fit(X, y, sample_weight=(y != 3).astype(float))
+
+
+def test_warnings_of_a_fit_point_at_the_line_that_called_it(digits):
+    X, y = digits
+    with pytest.warns(ConvergenceWarning) as caught:
+        cf.TokenClassifier(beta_ratio=1e-3, max_iter=2).fit(X, y)
+    assert [warning.filename for warning in caught] == [__file__]

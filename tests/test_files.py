@@ -121,3 +121,11 @@ def test_arrays_with_python_objects_are_refused(tmp_path):
     foreign = (tmp_path / "objects.npy").rename(tmp_path / "objects.pkl")
     with pytest.raises(ValueError, match="suffix"):
         read_arrays(foreign)
+
+
+def test_a_text_file_called_npz_is_refused_without_bad_advice(tmp_path):
+    (tmp_path / "tokens.npz").write_text("0.1 0.2 0.3")
+    with pytest.raises(ValueError, match="another format") as error:
+        read_arrays(tmp_path / "tokens.npz")
+    assert "unsafe" not in str(error.value)
+    assert "pickle" not in str(error.value)

@@ -162,8 +162,11 @@ def test_masked_tokens_change_no_network():
 def test_heads_that_mix_tokens_by_position_refuse_masks(name):
     case = MORE_HEADS[name]
     data = random_data(case, EVEN_LOSSES["squared, 2 outputs"], "plain", np.random.default_rng(5), s=4, d=2)
+    mask = np.ones(data.X.shape[:2], dtype=bool)
+    cf.Problem(case.build(data.gates), data.X, data.Y, beta=1.0, mask=mask)  # hides nothing
+    mask[0, -1] = False
     with pytest.raises(ValueError, match="mask has no meaning"):
-        cf.Problem(case.build(data.gates), data.X, data.Y, beta=1.0, mask=np.ones(data.X.shape[:2], dtype=bool))
+        cf.Problem(case.build(data.gates), data.X, data.Y, beta=1.0, mask=mask)
 
 
 def test_per_token_outputs_of_masked_tokens_are_zero():

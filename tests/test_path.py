@@ -1,6 +1,7 @@
 """Regularisation paths."""
 
 import json
+import warnings
 
 import numpy as np
 import pytest
@@ -53,7 +54,7 @@ def test_a_path_is_drawn_with_its_gaps(data, tmp_path):
     figure.savefig(tmp_path / "path.png")
     pooled = cf.path("mlp", X, y, n_betas=3)
     assert len(pooled.plot().axes) == 1
-    with pytest.raises(ValueError, match="alike"):
+    with pytest.raises(ValueError, match="no weights that belong to token positions"):
         pooled.token_norms
 
 
@@ -168,3 +169,36 @@ def test_progress_is_drawn_over_the_whole_path(data, capsys):
     shown = cf.path("attention", X, y, n_betas=3, progress=True)
     capsys.readouterr()
     np.testing.assert_array_equal(silent.token_norms, shown.token_norms)
+
+
+def test_a_path_interrupted_at_its_last_beta_says_so(data):
+    X, y = data
+    starts = []
+
+    def stop(record, weights):
+        starts.append(record.iteration == 0)
+        return np.bool_(sum(starts) == 4)  # NumPy's True counts as well as Python's
+
+    path = cf.path("attention", X, y, n_betas=4, beta_min_ratio=1e-3, tolerance=1e-9, callback=stop)
+    assert [solution.status.name for solution in path.solutions][-1] == "INTERRUPTED"
+    assert len(path) == 4
+    assert path.stopped == "interrupted"
+
+
+def test_explained_loss_counts_from_zero_weights_for_a_ridge_too(data):
+    X, y = data
+    path = cf.path("linear", X, y, n_betas=3, intercept=True)
+    zero = 0.5 * float(((y - y.mean()) ** 2).sum())
+    assert path.zero_loss == pytest.approx(zero)
+    np.testing.assert_allclose(path.explained, [1 - loss / zero for loss in path.losses])
+    assert path.explained[0] > 0
+
+
+def test_a_path_of_nothing_to_learn_warns_once_and_says_so():
+    X = np.ones((20, 3, 2))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("default")
+        cf.path("attention", X, np.arange(20.0), n_betas=3, intercept=True)
+    assert len(caught) == 1
+    assert "beta_max is zero" in str(caught[0].message)
+    assert caught[0].filename == __file__

@@ -10,12 +10,13 @@ from convexformer.io import ModelFileError, load, save
 from convexformer.networks import lift
 from convexformer.path import Path, path
 from convexformer.problem import Problem
-from convexformer.registry import ZeroSolutionWarning
+from convexformer.registry import MissingMaskWarning, ZeroSolutionWarning
 from convexformer.solution import Solution, Status
 from convexformer.solvers import solve
 
 __all__ = [
     "Certificate",
+    "MissingMaskWarning",
     "ModelFileError",
     "Path",
     "Problem",

@@ -173,7 +173,7 @@ class Head(ABC):
         return layout
 
     def token_norms(self, weights: Weights) -> Tensor | None:
-        """``(s,)`` how much weight each token position has; None when the head treats all alike."""
+        """``(s,)`` how much weight each token position has; None when no weights belong to one position."""
         return None
 
 

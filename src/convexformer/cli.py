@@ -1,13 +1,14 @@
-"""The command line. Exit codes: 0 done and certified, 2 bad input, 3 not certified to the tolerance."""
+"""The command line. Exit codes: 0 done and certified, 2 bad input, 3 not certified to the tolerance.
+
+Ctrl-C in ``fit`` and ``path`` writes the best model, or the part of the path, so far; the exit code is 3 unless that is
+certified.
+"""
 
 from __future__ import annotations
 
 import json
-import sys
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from enum import IntEnum
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -18,7 +19,6 @@ from rich.table import Table
 from sklearn.exceptions import ConvergenceWarning
 
 from convexformer import __version__
-from convexformer.certificates import Certificate
 from convexformer.cli_options import (
     ActivationOption,
     DecayOption,
@@ -30,6 +30,8 @@ from convexformer.cli_options import (
     JsonOption,
     LossOption,
     MaskOption,
+    MaxIterOption,
+    MaxTimeOption,
     ModelArgument,
     SeedOption,
     StandardizeOption,
@@ -41,10 +43,11 @@ from convexformer.cli_options import (
     XOption,
     YOption,
 )
-from convexformer.data import TokenDataset
+from convexformer.cli_output import Exit, certificate_rows, out, show, user_errors, write_predictions
 from convexformer.estimators import TokenClassifier, TokenEstimator, TokenRegressor
 from convexformer.io import load, save
 from convexformer.path import beta_ratios, follow
+from convexformer.solution import Status
 
 app = typer.Typer(
     name="convexformer",
@@ -54,15 +57,6 @@ app = typer.Typer(
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-out, err = Console(), Console(stderr=True)
-
-
-class Exit(IntEnum):
-    """What a script can rely on."""
-
-    DONE = 0
-    BAD_INPUT = 2
-    NOT_CERTIFIED = 3
 
 
 def main() -> None:
@@ -82,7 +76,7 @@ def version(show: Annotated[bool, typer.Option("--version", help="Print the vers
 def demo(
     output: Annotated[Path, typer.Option("--output", "-o", help="Folder for the figures.")] = Path("demo_output"),
     as_json: JsonOption = False,
-    quick: Annotated[bool, typer.Option("--quick", help="Fewer samples and betas: a few seconds.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="Fewer samples and betas: under a minute.")] = False,
 ) -> None:
     """Fit certified heads on handwritten digits and compare with everyday tools.
 
@@ -90,7 +84,7 @@ def demo(
     """
     from convexformer.experiments.demo import run
 
-    with _user_errors():
+    with user_errors():
         result = run(output, quick=quick, console=Console(stderr=True) if as_json else out)
     if as_json:
         print(json.dumps(result, indent=2))
@@ -116,9 +110,9 @@ def experiment(
     from convexformer.experiments.registry import EXPERIMENTS, experiment_of
 
     if name is None:
-        _show({key: entry.help for key, entry in EXPERIMENTS.items()}, as_json, "experiments")
+        show({key: entry.help for key, entry in EXPERIMENTS.items()}, as_json, "experiments")
         return
-    with _user_errors():
+    with user_errors():
         entry = experiment_of(name)
         folder = output or Path("runs") / name
         result = entry.load()(
@@ -147,8 +141,9 @@ def fit(
     beta_ratio: Annotated[float, typer.Option(help="Penalty as a fraction of beta_max.")] = 0.1,
     tolerance: ToleranceOption = 1e-4,
     loss: LossOption = "auto",
-    max_iter: Annotated[int | None, typer.Option(help="Stop after this many iterations.")] = None,
-    max_time: Annotated[float | None, typer.Option(help="Stop after this many seconds.")] = None,
+    max_iter: MaxIterOption = None,
+    max_time: MaxTimeOption = None,
+    checkpoint: Annotated[Path | None, typer.Option(help="File to go on from after an interruption.")] = None,
     standardize: StandardizeOption = True,
     intercept: InterceptOption = True,
     device: DeviceOption = "auto",
@@ -159,10 +154,9 @@ def fit(
 
     Example: [bold]convexformer fit train.npz --head attention --beta-ratio 0.05 --output model[/]
     """
-    with _user_errors():
+    with user_errors():
         data = FileData.read(tokens, targets, x, y, mask, weight)
-        kind = _estimator_type(task, data.y)
-        estimator = kind(
+        estimator = _estimator_type(task, data.y)(
             head=head,
             activation=activation,
             decay=decay,
@@ -181,21 +175,24 @@ def fit(
         )
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", ConvergenceWarning)  # the exit code and the table say it
-            estimator.fit(data.X, data.y, sample_weight=data.weight, mask=data.mask)
+            _fit(estimator, data, checkpoint)
         save(estimator, output)
+        score = _train_score(estimator, data)
     certified = estimator.certificate_.meets(tolerance)
     solution = estimator.solution_
-    _show(
+    show(
         {
             "model": str(output),
+            "task": "classify" if isinstance(estimator, TokenClassifier) else "regress",
             "head": head,
+            "loss": solution.loss.name,
             "beta": estimator.beta_,
             "beta_max": estimator.beta_max_,
-            "train_score": float(estimator.score(TokenDataset.of(data.X, data.mask), data.y)),
+            "train_score": score,
             "iterations": solution.n_iter,
             "seconds": round(solution.seconds, 3),
-            "status": str(solution.status),
-            **_certificate_rows(estimator.certificate_, tolerance),
+            "status": _status(solution.status, checkpoint),
+            **certificate_rows(estimator.certificate_, tolerance),
         },
         as_json,
         "fitted",
@@ -216,13 +213,13 @@ def predict(
 
     Example: [bold]convexformer predict model test.npz --output predictions.csv[/]
     """
-    with _user_errors():
+    with user_errors():
         estimator = _load_estimator(model)
         data = FileData.read(tokens, None, x, None, mask, None)
         predictions = estimator.predict(data.X, mask=data.mask)
         outputs = estimator._outputs(data.X, data.mask)
-        _write_predictions(output, predictions, outputs)
-    _show({"predictions": str(output), "samples": len(predictions)}, as_json, "predicted")
+        write_predictions(output, predictions, outputs)
+    show({"predictions": str(output), "samples": len(predictions)}, as_json, "predicted")
 
 
 @app.command()
@@ -241,12 +238,12 @@ def certify(
 
     Example: [bold]convexformer certify model train.npz[/]
     """
-    with _user_errors():
+    with user_errors():
         estimator = _load_estimator(model)
         data = FileData.read(tokens, targets, x, y, mask, weight)
         proof = estimator.certify(data.X, data.y, sample_weight=data.weight, mask=data.mask)
         goal = estimator.tolerance if tolerance is None else tolerance
-    _show({"model": str(model), **_certificate_rows(proof, goal)}, as_json, "recomputed")
+    show({"model": str(model), **certificate_rows(proof, goal)}, as_json, "recomputed")
     raise typer.Exit(Exit.DONE if proof.meets(goal) else Exit.NOT_CERTIFIED)
 
 
@@ -270,6 +267,8 @@ def path(
     gates: GatesOption = 16,
     tolerance: ToleranceOption = 1e-4,
     loss: LossOption = "auto",
+    max_iter: MaxIterOption = None,
+    max_time: MaxTimeOption = None,
     standardize: StandardizeOption = True,
     intercept: InterceptOption = True,
     device: DeviceOption = "auto",
@@ -278,9 +277,11 @@ def path(
 ) -> None:
     """Fit a head at a whole range of betas; draw which tokens enter and the certified gap along the way.
 
+    --max-iter and --max-time are for each beta.
+
     Example: [bold]convexformer path train.npz --n-betas 20 --beta-min-ratio 0.01 --output path[/]
     """
-    with _user_errors():
+    with user_errors():
         data = FileData.read(tokens, targets, x, y, mask, weight)
         estimator = _estimator_type(task, data.y)(
             head=head,
@@ -295,17 +296,17 @@ def path(
         )
         problem = estimator.path_problem(data.X, data.y, data.weight, data.mask)
         ratios = beta_ratios(n_betas, beta_min_ratio)
-        shown = {"progress": not as_json and out.is_terminal, "tolerance": tolerance, "checkpoint": checkpoint}
+        limits = {"tolerance": tolerance, "max_iter": max_iter, "max_time": max_time, "checkpoint": checkpoint}
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", ConvergenceWarning)  # the exit code and the table say it
-            found = follow(problem, ratios, stop_early=stop_early, **shown)
+            found = follow(problem, ratios, stop_early=stop_early, progress=not as_json and out.is_terminal, **limits)
         output.mkdir(parents=True, exist_ok=True)
         found.plot().savefig(output / "path.png", dpi=150)
         (output / "path.json").write_text(json.dumps(found.summary(), indent=2) + "\n")
     certified = all(solution.certificate.meets(tolerance) for solution in found.solutions)
     brief = {"betas": len(found), "beta_max": found.beta_max, "stopped": found.stopped or None, "tolerance": tolerance}
     worst = {"worst_relative_gap": max(found.relative_gaps), "certified": certified}
-    _show({"written": str(output), **(found.summary() if as_json else brief), **worst}, as_json, "path")
+    show({"written": str(output), **(found.summary() if as_json else brief), **worst}, as_json, "path")
     raise typer.Exit(Exit.DONE if certified else Exit.NOT_CERTIFIED)
 
 
@@ -324,7 +325,7 @@ def bench(
     """
     from convexformer.comparison import compare
 
-    with _user_errors():
+    with user_errors():
         for name, value in {"samples": samples, "n-tokens": n_tokens, "width": width, "steps": steps}.items():
             if value < 3:
                 raise ValueError(f"--{name} {value} was given; expected at least 3.")
@@ -360,56 +361,29 @@ def _load_estimator(folder: Path) -> TokenEstimator:
     return model
 
 
-@contextmanager
-def _user_errors() -> Iterator[None]:
-    """Bad input ends with one clear line and exit code 2, never a traceback."""
+# ---------------------------------------------------------------------- fitting
+
+
+def _fit(estimator: TokenEstimator, data: FileData, checkpoint: Path | None) -> None:
+    """Fit; after Ctrl-C go on with the best point so far, if there is one."""
+    training = estimator._read_training(data.X, data.y, data.weight, data.mask)
     try:
-        yield
-    except (ValueError, TypeError, OSError) as error:
-        err.print(f"[bold red]error:[/] {error}", highlight=False, soft_wrap=True)
-        raise typer.Exit(Exit.BAD_INPUT) from error
+        estimator._fit_tokens(*training, checkpoint=checkpoint)
+    except KeyboardInterrupt:
+        if not hasattr(estimator, "solution_"):
+            raise
 
 
-# ---------------------------------------------------------------------- writing
+def _status(status: Status, checkpoint: Path | None) -> str:
+    """Say how it ended; how to go on from an interruption is another thing here than in Python."""
+    if status is not Status.INTERRUPTED:
+        return str(status)
+    how = "the same command goes on from it" if checkpoint else "with --checkpoint the same command would go on from it"
+    return f"interrupted; this is the best point so far, {how}"
 
 
-def _write_predictions(path: Path, predictions: np.ndarray, outputs: np.ndarray) -> None:
-    if path.suffix == ".npz":
-        np.savez(path, predictions=predictions, outputs=outputs)
-    elif path.suffix == ".npy":
-        np.save(path, predictions)
-    elif path.suffix == ".csv":
-        flat = predictions.reshape(len(predictions), -1)
-        names = ["prediction"] if flat.shape[1] == 1 else [f"prediction_{k}" for k in range(flat.shape[1])]
-        rows = [",".join(names), *(",".join(str(value) for value in row) for row in flat)]
-        path.write_text("\n".join(rows) + "\n")
-    else:
-        raise ValueError(f"{path} has the suffix {path.suffix!r}; expected .npz, .npy or .csv.")
-
-
-def _certificate_rows(proof: Certificate, tolerance: float) -> dict[str, Any]:
-    return {
-        "objective": proof.primal,
-        "dual": proof.dual,
-        "relative_gap": proof.relative_gap,
-        "kind": proof.kind,
-        "tolerance": tolerance,
-        "certified": proof.meets(tolerance),
-    }
-
-
-def _show(values: dict[str, Any], as_json: bool, title: str) -> None:
-    if as_json:
-        json.dump(values, sys.stdout, indent=2)
-        print()
-        return
-    table = Table(title=title, show_header=False)
-    for name, value in values.items():
-        if value is None:
-            continue
-        if isinstance(value, bool):
-            text = "[green]yes[/]" if value else "[red]no[/]"
-        else:
-            text = f"{value:.6g}" if isinstance(value, float) else str(value)
-        table.add_row(name.replace("_", " "), text)
-    out.print(table)
+def _train_score(estimator: Any, data: FileData) -> float | None:
+    """Return the score on the training data; targets per token have none."""
+    if np.ndim(data.y) > 2:
+        return None
+    return estimator.score(data.X, data.y, sample_weight=data.weight, mask=data.mask)

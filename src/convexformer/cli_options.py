@@ -24,6 +24,8 @@ GatesOption = Annotated[int, typer.Option(help="Number of gates, for gated_relu.
 ToleranceOption = Annotated[float, typer.Option(help="Relative duality gap to certify.")]
 LossOption = Annotated[str, typer.Option(help="auto, or the name of a loss.")]
 TaskOption = Annotated[str, typer.Option(help="auto (by the targets), classify or regress.")]
+MaxIterOption = Annotated[int | None, typer.Option(help="Stop after this many iterations.")]
+MaxTimeOption = Annotated[float | None, typer.Option(help="Stop after this many seconds.")]
 DeviceOption = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
 SeedOption = Annotated[int, typer.Option(help="Seed of the gates.")]
 StandardizeOption = Annotated[bool, typer.Option(help="Centre and scale each channel.")]

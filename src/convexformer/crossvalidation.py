@@ -33,8 +33,9 @@ class CrossValidated(TokenEstimator):
     ``beta_min_ratio`` of it, and scores every certified solution on the part left out. ``selection="best"`` takes the ratio
     with the best mean score (the largest one on ties), ``"1se"`` the largest ratio, the sparsest head, whose mean score is
     within one standard error of the best. It is then fitted to all samples. Sample weights count in the fit, and in the
-    score where the scorer takes them. Folds run in parallel on joblib's current backend (``n_jobs``,
-    ``joblib.parallel_config``), Dask's or Ray's too; ``verbose`` shows their progress.
+    score where the scorer takes them. ``max_iter`` and ``max_time`` are for each beta of each path, which is warm-started
+    by itself. Folds run in parallel on joblib's current backend (``n_jobs``, ``joblib.parallel_config``), Dask's or Ray's
+    too; ``verbose`` shows their progress. Ctrl-C ends the whole search, and nothing is kept.
 
     After ``fit``: ``cv_results_``, ``beta_ratios_``, ``best_index_`` (the one selected), ``best_score_`` and ``beta_ratio_``
     besides the attributes of the plain estimator; ``n_iter_`` counts the path of the last fit.
@@ -51,7 +52,7 @@ class CrossValidated(TokenEstimator):
         decay: str = "l1",
         class_weight: dict[Any, float] | str | None = None,
         device: str | torch.device = "auto",
-        random_state: int = 0,
+        random_state: int | np.random.RandomState | None = 0,
         verbose: int = 0,
         *,
         n_betas: int = 20,
@@ -64,7 +65,6 @@ class CrossValidated(TokenEstimator):
         token_shape: tuple[int, int] | None = None,
         max_iter: int | None = None,
         max_time: float | None = None,
-        warm_start: bool = False,
     ) -> None:
         super().__init__(
             head=head,
@@ -82,7 +82,6 @@ class CrossValidated(TokenEstimator):
             token_shape=token_shape,
             max_iter=max_iter,
             max_time=max_time,
-            warm_start=warm_start,
         )
         self.n_betas = n_betas
         self.beta_min_ratio = beta_min_ratio
@@ -94,6 +93,8 @@ class CrossValidated(TokenEstimator):
     def _choose_and_fit(self, X: Any, y: Any, sample_weight: Any, mask: Any, groups: Any) -> None:
         """Choose beta by cross-validation, then fit all samples with it."""
         one_of("selection", self.selection, ("best", "1se"))
+        if isinstance(self.scoring, (list, tuple, set, dict)):
+            raise ValueError(f"scoring={self.scoring!r} names several scores; beta is chosen by one. Pass one of them.")
         tokens, codes, w = self._read_training(X, y, sample_weight, mask)
         targets = self._read_targets(y)
         if self.scoring is None and targets.ndim > 2:
@@ -129,7 +130,7 @@ class CrossValidated(TokenEstimator):
         plain = TokenClassifier if is_classifier(self) else TokenRegressor
         names = set(plain().get_params())
         own = {name: value for name, value in self.get_params(deep=False).items() if name in names}
-        return clone(plain(**{**own, "verbose": 0}))
+        return clone(plain(**{**own, "verbose": 0, "random_state": self.seed_}))  # the gates of the last fit
 
     def _record(self, ratios: np.ndarray, scores: np.ndarray, gaps: np.ndarray) -> None:
         mean, n_folds = scores.mean(0), len(scores)
@@ -227,9 +228,15 @@ def _fold(
     scores, gaps = [], []
     for solution in _uninterrupted(walk(problem, ratios, **estimator._solver_options())):
         estimator._keep(problem.with_beta(solution.beta), solution)
-        scores.append(float(scorer(estimator, outside, targets[test], **weighted)))
+        scores.append(_one_number(scorer(estimator, outside, targets[test], **weighted)))
         gaps.append(solution.certificate.relative_gap)
     return scores, gaps
+
+
+def _one_number(score: Any) -> float:
+    if isinstance(score, dict):
+        raise ValueError(f"scoring returned {len(score)} scores ({', '.join(map(str, score))}); beta is chosen by one.")
+    return float(score)
 
 
 def _uninterrupted(solutions: Iterator[Solution]) -> Iterator[Solution]:

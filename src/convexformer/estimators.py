@@ -3,25 +3,36 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from os import PathLike
 from typing import Any
 
 import numpy as np
 import torch
 from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
+from sklearn.metrics import accuracy_score, r2_score
 from sklearn.utils import compute_sample_weight
 from sklearn.utils.metaestimators import available_if
-from sklearn.utils.multiclass import check_classification_targets
-from sklearn.utils.validation import _check_sample_weight, check_is_fitted, column_or_1d, validate_data
+from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
 from torch import Tensor
 
-from convexformer.architecture import HEADS, Head, Network
+from convexformer.architecture import Head, Network
 from convexformer.certificates import Certificate, certify
 from convexformer.data import TokenDataset
-from convexformer.data.tokens import as_tensor, pick_device
+from convexformer.data.tokens import pick_device
+from convexformer.estimator_inputs import (
+    as_table,
+    is_tokens,
+    plain_label,
+    read_head,
+    read_labels,
+    read_real,
+    read_seed,
+    warn_of_padding,
+)
 from convexformer.networks import StandardizedNetwork
 from convexformer.problem import Problem
-from convexformer.registry import one_of, unknown
-from convexformer.solution import Solution
+from convexformer.registry import one_of
+from convexformer.solution import Solution, Status
 from convexformer.solvers import solve
 
 __all__ = ["TokenClassifier", "TokenRegressor"]
@@ -31,8 +42,12 @@ class TokenEstimator(BaseEstimator, ABC):
     """What the estimators share: reading tokens, standardising, solving, certifying.
 
     ``X`` is ``(N, s, d)``, or ``(N, p)`` taken as one token of size ``p`` (``token_shape=(s, d)`` reshapes it), or a list
-    of ragged ``(s_i, d)`` arrays. ``beta`` is absolute and, when given, overrides ``beta_ratio``, a fraction of
-    ``beta_max``. ``standardize`` centres and scales each channel over the real training tokens.
+    of ragged ``(s_i, d)`` arrays; padding in one array is told by ``mask: (N, s)``, in ``score`` as well as in ``fit``.
+    ``beta`` is absolute and, when given, overrides ``beta_ratio``, a fraction of ``beta_max``. ``standardize`` centres and
+    scales each channel over the real training tokens. ``random_state`` draws the gates.
+
+    Ctrl-C ends ``fit`` with KeyboardInterrupt, so that a loop or a search around it ends, too; the best point so far is
+    kept all the same, certified: the estimator predicts, and with ``warm_start=True`` it goes on from there.
     """
 
     def __init__(
@@ -48,7 +63,7 @@ class TokenEstimator(BaseEstimator, ABC):
         decay: str = "l1",
         class_weight: dict[Any, float] | str | None = None,
         device: str | torch.device = "auto",
-        random_state: int = 0,
+        random_state: int | np.random.RandomState | None = 0,
         verbose: int = 0,
         *,
         loss: str = "auto",
@@ -79,6 +94,8 @@ class TokenEstimator(BaseEstimator, ABC):
     mean_: Tensor | None
     scale_: Tensor | None
     solution_: Solution
+    masked_: bool
+    seed_: int
 
     # ------------------------------------------------------------------ fitted attributes
 
@@ -97,7 +114,7 @@ class TokenEstimator(BaseEstimator, ABC):
         check_is_fitted(self, "solution_")
         norms = self.solution_.token_norms()
         if norms is None:
-            raise AttributeError(f"the {self.solution_.head.name} head treats all token positions alike.")
+            raise AttributeError(f"the {self.solution_.head.name} head has no weights that belong to token positions.")
         return norms.cpu().numpy()
 
     # ------------------------------------------------------------------ the chain
@@ -108,7 +125,9 @@ class TokenEstimator(BaseEstimator, ABC):
         self._learn_scale(tokens, w)
         return self._problem(tokens, targets, w, beta_ratio=1.0)
 
-    def _fit_tokens(self, tokens: TokenDataset, y: np.ndarray, w: np.ndarray | None) -> None:
+    def _fit_tokens(
+        self, tokens: TokenDataset, y: np.ndarray, w: np.ndarray | None, checkpoint: str | PathLike[str] | None = None
+    ) -> None:
         """Standardise, build the problem, solve it, and keep what was learnt."""
         previous = getattr(self, "solution_", None) if self.warm_start else None
         self._learn_scale(tokens, w)
@@ -118,13 +137,18 @@ class TokenEstimator(BaseEstimator, ABC):
             or tuple(previous.weights.Z.shape) != tuple(problem.operator.weight_shape)
         ):
             previous = None  # options or sizes have changed since
-        self._keep(problem, solve(problem, warm_start=previous, **self._solver_options()))
+        self._keep(problem, solve(problem, warm_start=previous, checkpoint=checkpoint, **self._solver_options()))
+        if self.solution_.status is Status.INTERRUPTED:
+            raise KeyboardInterrupt(
+                f"{type(self).__name__}.fit was interrupted; the best point so far is kept in solution_, and "
+                "warm_start=True goes on from it."
+            )
 
     def _learn_scale(self, tokens: TokenDataset, w: np.ndarray | None) -> None:
         """Learn the standardisation from these tokens alone."""
         self.mean_ = self.scale_ = None
         if self.standardize:
-            self.mean_, self.scale_ = tokens.moments(None if w is None else torch.from_numpy(w))
+            self.mean_, self.scale_ = tokens.moments(None if w is None else torch.tensor(w))
 
     def _standardized(self, tokens: TokenDataset) -> TokenDataset:
         if self.mean_ is None or self.scale_ is None:
@@ -176,14 +200,10 @@ class TokenEstimator(BaseEstimator, ABC):
 
     def _build_head(self) -> Head:
         """Build the head named, with the estimator's options that it takes; an object is used as it is."""
-        if isinstance(self.head, Head):
-            return self.head
-        if not isinstance(self.head, str) or self.head not in HEADS:
-            raise ValueError(unknown("head", self.head, HEADS))
-        factory = HEADS[self.head]
-        known = factory().config()
-        wanted = {"activation": self.activation, "decay": self.decay, "gates": self.gates, "seed": self.random_state}
-        return factory(**{key: value for key, value in wanted.items() if key in known})
+        seed = read_seed(self.random_state, self.seed_)
+        return read_head(
+            self.head, {"activation": self.activation, "decay": self.decay, "gates": self.gates, "seed": seed}
+        )
 
     def _loss_name(self, y: np.ndarray) -> str:
         return self.loss
@@ -210,10 +230,10 @@ class TokenEstimator(BaseEstimator, ABC):
 
     def _read_tokens(self, X: Any, mask: Any, *, reset: bool) -> TokenDataset:
         """Read tokens; 2-D input goes through scikit-learn's own validation."""
-        if not _is_tokens(X):
-            if isinstance(X, Tensor):
-                X = X.detach().cpu().numpy()
-            X = validate_data(self, X, reset=reset, dtype=[np.float64, np.float32], ensure_min_samples=1)
+        if not is_tokens(X):
+            X = validate_data(self, as_table(X), reset=reset, dtype=[np.float64, np.float32], ensure_min_samples=1)
+        if not reset and self.masked_ and mask is None:
+            warn_of_padding(X)
         device = pick_device(self.device) if reset else self.solution_.weights.Z.device
         length = None
         if not reset and self.solution_.head.positional:
@@ -221,7 +241,9 @@ class TokenEstimator(BaseEstimator, ABC):
         tokens = TokenDataset.of(X, mask, device=device, token_shape=self.token_shape, length=length)
         if reset:
             self.token_shape_ = (tokens.n_tokens, tokens.width)
-            if _is_tokens(X):
+            self.masked_ = tokens.mask is not None
+            self.seed_ = read_seed(self.random_state)  # once a fit: all its problems have the same gates
+            if is_tokens(X):
                 self.n_features_in_ = tokens.width
         elif tokens.width != self.token_shape_[1]:
             raise ValueError(
@@ -270,13 +292,19 @@ class TokenClassifier(ClassifierMixin, TokenEstimator):
 
     def decision_function(self, X: Any, mask: Any = None) -> np.ndarray:
         """Return the score of class 1, ``(N,)``, for two classes; logits ``(N, c)`` for more."""
-        return self._outputs(X, mask)
+        scores = self._outputs(X, mask)
+        # two classes by cross-entropy have a logit each
+        return scores[:, 1] - scores[:, 0] if scores.ndim == 2 and len(self.classes_) == 2 else scores
 
     def predict(self, X: Any, mask: Any = None) -> np.ndarray:
         """Return the most likely class of each sample."""
         scores = self.decision_function(X, mask)
         index = (scores > 0).astype(int) if scores.ndim == 1 else scores.argmax(1)
         return self.classes_[index]
+
+    def score(self, X: Any, y: Any, sample_weight: Any = None, mask: Any = None) -> float:
+        """Return the accuracy of ``predict(X, mask)``."""
+        return float(accuracy_score(y, self.predict(X, mask), sample_weight=sample_weight))
 
     @available_if(_has_probabilities)
     def predict_proba(self, X: Any, mask: Any = None) -> np.ndarray:
@@ -312,7 +340,8 @@ class TokenClassifier(ClassifierMixin, TokenEstimator):
         self.classes_ = np.unique(labels)
         if len(self.classes_) < 2:
             raise ValueError(
-                f"y holds one class only ({self.classes_[0]!r}); a classifier needs at least two. Check the labels."
+                f"y holds one class only ({plain_label(self.classes_[0])!r}); a classifier needs at least two. "
+                "Check the labels."
             )
         return tokens, *self._encode(labels, self._read_weight(sample_weight, tokens.n_samples))
 
@@ -331,7 +360,7 @@ class TokenClassifier(ClassifierMixin, TokenEstimator):
             seen = np.bincount(codes, weights=w, minlength=len(self.classes_)) > 0
             if not seen.all():
                 raise ValueError(
-                    f"class {self.classes_[~seen][0]!r} has no sample of positive weight; "
+                    f"class {plain_label(self.classes_[~seen][0])!r} has no sample of positive weight; "
                     "drop its samples or give them weight."
                 )
         return (codes if self._loss_name(codes) == "cross_entropy" else 2 * codes - 1), w
@@ -363,9 +392,13 @@ class TokenRegressor(RegressorMixin, TokenEstimator):
         """Return predictions in the shape of the targets."""
         return self._outputs(X, mask)
 
+    def score(self, X: Any, y: Any, sample_weight: Any = None, mask: Any = None) -> float:
+        """Return R^2 of ``predict(X, mask)``, for targets ``(N,)`` or ``(N, c)``."""
+        return float(r2_score(y, self.predict(X, mask), sample_weight=sample_weight))
+
     def certify(self, X: Any, y: Any, sample_weight: Any = None, mask: Any = None) -> Certificate:
         """Recompute the certificate from the fitted weights and the training data alone."""
-        return self._certify(X, _real(y), self._read_weight(sample_weight, len(y)), mask)
+        return self._certify(X, read_real(y), self._read_weight(sample_weight, len(y)), mask)
 
     def _read_training(
         self, X: Any, y: Any, sample_weight: Any, mask: Any
@@ -382,36 +415,10 @@ class TokenRegressor(RegressorMixin, TokenEstimator):
         return tokens, self._read_targets(y), self._read_weight(sample_weight, tokens.n_samples)
 
     def _read_targets(self, y: Any) -> np.ndarray:
-        return _real(y)
+        return read_real(y)
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
         tags.target_tags.multi_output = True
         tags.target_tags.single_output = True
         return tags
-
-
-def _is_tokens(X: Any) -> bool:
-    """Tell whether ``X`` is token input proper: 3-D, ragged, or a dataset; the rest is scikit-learn's to validate."""
-    if isinstance(X, TokenDataset):
-        return True
-    if isinstance(X, (list, tuple)):
-        return len(X) > 0 and all(isinstance(x, (np.ndarray, Tensor)) and x.ndim == 2 for x in X)
-    return getattr(X, "ndim", 0) == 3
-
-
-def read_labels(y: Any) -> np.ndarray:
-    """Return class labels as a 1-D array, numbers or text."""
-    values = y.detach().cpu().numpy() if isinstance(y, Tensor) else y
-    check_classification_targets(values)
-    return column_or_1d(values, warn=True)
-
-
-def _real(y: Any) -> np.ndarray:
-    """Return real targets as float64; NaN and infinity are found later, by name."""
-    values = as_tensor(y, "y").cpu().to(torch.float64)
-    if not bool(torch.isfinite(values).all()):
-        raise ValueError("Input y contains NaN or infinity. Drop those samples or impute their targets.")
-    if values.ndim == 0:
-        raise ValueError("y is a single number; expected one target a sample.")
-    return values.numpy()

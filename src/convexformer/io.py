@@ -32,6 +32,9 @@ ESTIMATORS: dict[str, type[TokenEstimator]] = {
 }
 
 
+SEARCHED = ("cv_results_", "beta_ratios_", "best_index_", "best_score_", "beta_ratio_")  # of a cross-validation
+
+
 class ModelFileError(ValueError):
     """A model folder that cannot be read: missing, truncated, corrupted, foreign or too new."""
 
@@ -270,7 +273,10 @@ def _estimator_body(estimator: TokenEstimator, shelf: _Shelf) -> dict[str, Any]:
     for name in ("cv", "scoring"):  # splitters and callables have no place in a file, and prediction needs neither
         if name in params and not isinstance(params[name], (int, str, type(None))):
             params[name] = None
+    if not isinstance(params["random_state"], (int, np.integer, type(None))):
+        params["random_state"] = estimator.seed_  # nor has a generator; this is what it gave
     classes = getattr(estimator, "classes_", None)
+    searched = [name for name in SEARCHED if hasattr(estimator, name)]
     return {
         "type": kind,
         "params": {name: shelf.put(f"params.{name}", value) for name, value in params.items()},
@@ -280,6 +286,10 @@ def _estimator_body(estimator: TokenEstimator, shelf: _Shelf) -> dict[str, Any]:
         "classes": None if classes is None else [_plain(label) for label in classes],
         "beta_max": estimator.beta_max_,
         "token_shape": list(estimator.token_shape_),
+        "masked": estimator.masked_,
+        "seed": estimator.seed_,
+        "n_iter": int(estimator.n_iter_),
+        "search": {name: shelf.put(f"search.{name}", getattr(estimator, name)) for name in searched},
         "n_features_in": int(estimator.n_features_in_),
         "feature_names_in": [str(name) for name in getattr(estimator, "feature_names_in_", ())],
     }
@@ -291,11 +301,21 @@ def _read_estimator(body: dict[str, Any], shelf: _Shelf) -> TokenEstimator:
     estimator.solution_ = solution
     estimator.mean_, estimator.scale_ = shelf.get(body["mean"]), shelf.get(body["scale"])
     estimator.beta_, estimator.beta_max_ = solution.beta, body["beta_max"]
-    estimator.certificate_, estimator.n_iter_ = solution.certificate, solution.n_iter
+    estimator.certificate_, estimator.n_iter_ = solution.certificate, body.get("n_iter", solution.n_iter)
     estimator.token_shape_ = tuple(body["token_shape"])
+    estimator.masked_, estimator.seed_ = body.get("masked", False), body.get("seed", 0)
+    for name, value in body.get("search", {}).items():
+        setattr(estimator, name, _as_arrays(shelf.get(value)))
     estimator.n_features_in_ = body["n_features_in"]
     if body["feature_names_in"]:
         estimator.feature_names_in_ = np.array(body["feature_names_in"], dtype=object)
     if body["classes"] is not None:
         estimator.classes_ = np.array(body["classes"])
     return estimator
+
+
+def _as_arrays(value: Any) -> Any:
+    """NumPy arrays in place of tensors, as a search had them."""
+    if isinstance(value, dict):
+        return {key: _as_arrays(item) for key, item in value.items()}
+    return value.numpy() if isinstance(value, Tensor) else value

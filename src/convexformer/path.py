@@ -20,6 +20,7 @@ from convexformer.problem import Problem
 from convexformer.registry import unknown
 from convexformer.solution import Record, Solution, Status
 from convexformer.solvers import solve
+from convexformer.solvers.choose import is_true
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -47,6 +48,8 @@ class Path:
     """The loss at each beta, without the penalty."""
     tolerance: float | None = None
     stopped: str = ""
+    zero_loss: float | None = None
+    """The loss at ``Z = 0``, with the best intercept; None for that at the first beta."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.solutions, StoredSolutions):
@@ -58,7 +61,9 @@ class Path:
         norms = [solution.token_norms() for solution in self.solutions]
         if any(row is None for row in norms):
             name = self.solutions[0].head.name
-            raise ValueError(f"the {name} head treats all token positions alike, so it has no token norms.")
+            raise ValueError(
+                f"the {name} head has no weights that belong to token positions, so it has no token norms."
+            )
         return torch.stack([row for row in norms if row is not None]).cpu()
 
     @property
@@ -68,8 +73,9 @@ class Path:
 
     @property
     def explained(self) -> tuple[float, ...]:
-        """The share of the loss at ``beta_max``, where all weights are zero, that is explained at each beta."""
-        return tuple(_explained(loss, self.losses[0]) for loss in self.losses)
+        """The share of the loss at ``Z = 0`` that is explained at each beta."""
+        zero = self.losses[0] if self.zero_loss is None and self.losses else self.zero_loss
+        return tuple(_explained(loss, zero or 0.0) for loss in self.losses)
 
     def __len__(self) -> int:
         return len(self.betas)
@@ -117,10 +123,10 @@ def path(
     """Solve at ``n_betas`` values from ``beta_max`` to ``beta_min_ratio * beta_max``, evenly in logarithm.
 
     Further options go to :class:`Problem` (loss, mask, sample_weight, intercept, device, dtype) and to :func:`solve`
-    (tolerance, solver, max_iter, progress, ...). Every solution has its own certificate. ``stop_early`` ends the path where
-    the fit is saturated, by glmnet's rule: 99.9% of the loss at zero explained, or less than 1e-5 of it gained by a beta.
-    ``checkpoint`` names a folder, with a file for each beta; the same call goes on from what it finds there. Ctrl-C
-    returns what has been solved so far.
+    (tolerance, solver, max_iter, progress, ...); ``max_iter`` and ``max_time`` are for each beta. Every solution has its own
+    certificate. ``stop_early`` ends the path where the fit is saturated, by glmnet's rule: 99.9% of the loss at zero
+    explained, or less than 1e-5 of it gained by a beta. ``checkpoint`` names a folder, with a file for each beta; the same
+    call goes on from what it finds there. Ctrl-C returns what has been solved so far.
     """
     problem_options, solver_options = _split(problem_and_solver_options)
     ratios = beta_ratios(n_betas, beta_min_ratio)
@@ -131,22 +137,23 @@ def path(
 def follow(problem: Problem, ratios: np.ndarray, *, stop_early: bool = False, **solver_options: Any) -> Path:
     """Walk the path of a problem whose ``beta_ratio`` is 1, and keep it."""
     solutions, betas, losses, stopped = StoredSolutions(), [], [], ""
+    zero = float(problem.fit(problem.operator.like.new_zeros(problem.Y.shape)).value)
     try:
         for solution in walk(problem, ratios, **solver_options):
             solutions.append(solution)
             betas.append(solution.beta)
             losses.append(solution.objective - solution.beta * float(problem.penalty.value(solution.weights.Z)))
-            if stop_early and len(losses) >= AT_LEAST and _saturated(losses):
+            if stop_early and len(losses) >= AT_LEAST and _saturated(losses, zero):
                 stopped = "saturated"
                 break
     except KeyboardInterrupt:
         if not betas:
             raise
-    if not stopped and len(betas) < len(ratios):
+    if not stopped and (len(betas) < len(ratios) or solutions[-1].status is Status.INTERRUPTED):
         stopped = "interrupted"
     default = inspect.signature(solve).parameters["tolerance"].default
     tolerance = float(solver_options.get("tolerance", default))
-    return Path(tuple(betas), problem.beta_max, solutions, tuple(losses), tolerance, stopped)
+    return Path(tuple(betas), problem.beta_max, solutions, tuple(losses), tolerance, stopped, zero)
 
 
 def walk(
@@ -170,7 +177,7 @@ def walk(
             nonlocal asked
             if bar is not None:
                 bar.show(record)
-            asked = callback is not None and callback(record, weights) is True
+            asked = callback is not None and is_true(callback(record, weights))
             return asked
 
         for k, ratio in enumerate(ratios):
@@ -197,8 +204,8 @@ def _explained(loss: float, null: float) -> float:
     return 1 - loss / null if null > 0 else 0.0
 
 
-def _saturated(losses: list[float]) -> bool:
-    now, before = (_explained(loss, losses[0]) for loss in (losses[-1], losses[-2]))
+def _saturated(losses: list[float], zero: float) -> bool:
+    now, before = (_explained(loss, zero) for loss in (losses[-1], losses[-2]))
     return now > SATURATED or now - before < SMALL_GAIN
 
 

@@ -217,7 +217,7 @@ class Problem:
         return self.shared["mean size"]
 
     def _curvature(self) -> float:
-        return self.loss.curvature * float(self.w.max()) * self.operator.norm_squared()
+        return self.loss.curvature * self.operator.norm_squared(w=self.w)
 
     def _beta_from_ratio(self, ratio: float) -> float:
         # where nothing can be learnt (beta_max = 0) any positive beta has the same answer, Z = 0

@@ -3,14 +3,32 @@
 from __future__ import annotations
 
 import difflib
+import sys
+import warnings
 from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from types import FrameType
 from typing import Generic, TypeVar, final
 
 T = TypeVar("T")
+PACKAGE = str(Path(__file__).parent)
 
 
 class ZeroSolutionWarning(UserWarning):
     """``beta`` is at least ``beta_max``: every weight is zero, and provably so."""
+
+
+class MissingMaskWarning(UserWarning):
+    """A model fitted with padding is given one array without a mask: padding, if there is any, counts as tokens."""
+
+
+def warn(message: str, category: type[Warning]) -> None:
+    """Warn at the user's line: the nearest one outside this package, however deep inside it the warning arises."""
+    frame: FrameType | None = sys._getframe(1)
+    level = 2
+    while frame is not None and frame.f_code.co_filename.startswith(PACKAGE):
+        frame, level = frame.f_back, level + 1
+    warnings.warn(message, category, stacklevel=level)
 
 
 def unknown(kind: str, given: object, known: Iterable[str]) -> str:

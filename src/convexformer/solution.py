@@ -24,7 +24,9 @@ class Status(Enum):
     MAX_ITER = "stopped at max_iter; raise it, raise the tolerance, or increase beta"
     MAX_TIME = "stopped at max_time; the certificate says how far from optimal this point is"
     INTERRUPTED = "interrupted; this is the best point so far, pass it as warm_start to continue"
-    STALLED = "no further progress in this precision; solve with dtype=torch.float64, or raise the tolerance"
+    STALLED = (
+        "no further progress in this precision; raise the tolerance (or, in float32, solve with dtype=torch.float64)"
+    )
 
     def __str__(self) -> str:
         return self.value
@@ -76,6 +78,11 @@ class Solution:
                 f"X has tokens of size d={tokens.width}; this solution was fitted with d={self.layout.width}. "
                 "Use the same embedding as for training."
             )
+        if tokens.mask is not None and not self.head.masks:
+            raise ValueError(
+                f"the {self.head.name} head mixes tokens by position, so a mask, or samples of fewer tokens than in the "
+                f"fit, have no meaning for it. Pass {self.layout.n_tokens} real tokens a sample."
+            )
         outputs = as_operand(self.head.operator(tokens, self.layout), Z)
         if self.weights.intercept is not None:
             outputs = outputs + self.weights.intercept
@@ -90,5 +97,5 @@ class Solution:
         return self.weights.dense()
 
     def token_norms(self) -> Tensor | None:
-        """``(s,)`` the weight of each token position; None for heads that treat all positions alike."""
+        """``(s,)`` the weight of each token position; None for heads without weights of their own for positions."""
         return self.head.token_norms(self.weights)

@@ -31,8 +31,10 @@ def read_arrays(path: str | os.PathLike[str]) -> dict[str, np.ndarray]:
         with loaded:
             return {name: loaded[name] for name in loaded.files}
     except (SafetensorError, zipfile.BadZipFile, ValueError, OSError, EOFError, KeyError) as error:
+        # NumPy advises here to allow pickles, which can execute code
+        reason = "" if "pickle" in str(error) else f": {error}"
         raise ValueError(
-            f"{file} cannot be read as {file.suffix}: {error}. It may be truncated, of another format, or hold objects."
+            f"{file} cannot be read as {file.suffix}{reason}. It may be truncated, of another format, or hold objects."
         ) from error
 
 

@@ -16,6 +16,7 @@ from torch import Tensor
 
 TokensLike = Any  # array, tensor, or a list of ragged (s_i, d) arrays
 CHUNK = 1 << 24  # numbers of float64 at a time: 128 MiB
+LONG: dict[type, type] = {np.longdouble: np.float64, np.clongdouble: np.complex128}
 
 
 @final
@@ -45,12 +46,15 @@ class TokenDataset:
 
         ``X`` is ``(N, s, d)``, or ``(N, p)`` taken as one token of size ``p`` (``token_shape=(s, d)``
         reshapes it), or a list of ragged ``(s_i, d)`` arrays. ``length`` pads to that many tokens.
+        A mask that hides nothing is dropped.
         The default dtype is float64 on a CPU and float32 on a GPU.
         """
         if isinstance(X, TokenDataset):
             if mask is not None:
                 raise ValueError("X is a TokenDataset, which has its own mask; pass mask=None.")
             X, mask = X.X, X.mask
+        if isinstance(X, np.ndarray) and X.dtype == object and X.ndim == 1:
+            X = list(X)  # how NumPy holds ragged samples
         if isinstance(X, (list, tuple)):
             ragged = _ragged(X)
             if ragged is not None:
@@ -71,6 +75,8 @@ class TokenDataset:
         check_finite(tokens, "X")
         if length is not None:
             tokens, mask_tensor = _pad(tokens, mask_tensor, length)
+        if mask_tensor is not None and bool(mask_tensor.all()):
+            mask_tensor = None  # nothing is hidden: heads that know no masks take such samples, too
         return cls(tokens, mask_tensor)
 
     @property
@@ -154,7 +160,9 @@ def as_tensor(values: Any, name: str) -> Tensor:
     try:
         array = np.asarray(values)
     except ValueError as error:
-        raise ValueError(f"{name} cannot be read as one array: {error}") from error
+        raise ValueError(
+            f"{name} cannot be read as one array: {error} Samples of different lengths come as a list of (s_i, d) arrays."
+        ) from error
     if array.dtype == object or array.dtype.kind in "USV":
         try:
             array = array.astype(np.float64)
@@ -163,6 +171,8 @@ def as_tensor(values: Any, name: str) -> Tensor:
                 f"{name} holds {array.dtype} values; expected numbers. argument must be a string or a number "
                 f"that converts to float ({error})."
             ) from error
+    # torch knows neither foreign byte orders nor long doubles
+    array = array.astype(LONG.get(array.dtype.type, array.dtype.newbyteorder("=")), copy=False)
     if not (array.flags.writeable and array.flags.c_contiguous) or any(stride < 0 for stride in array.strides):
         array = array.copy()  # not ascontiguousarray, which gives a scalar an axis
     return torch.from_numpy(array)
@@ -216,9 +226,10 @@ def _three_axes(tokens: Tensor, token_shape: tuple[int, int] | None) -> Tensor:
             raise ValueError(f"token_shape={token_shape} needs {s * d} features; X has {p} (shape {(N, p)}).")
         tokens = tokens.reshape(N, s, d)
     elif tokens.ndim != 3:
+        how = "X.reshape(len(X), -1, X.shape[-1])" if tokens.ndim > 3 else "X.reshape(len(X), 1, -1)"
         raise ValueError(
             f"X has {tokens.ndim} axes, shape {tuple(tokens.shape)}; expected tokens (N, s, d), or (N, p) for one "
-            "token a sample. Reshape your data, e.g. X.reshape(len(X), 1, -1)."
+            f"token a sample. Reshape your data, e.g. {how}."
         )
     if 0 in tokens.shape:
         names = dict(zip(("sample(s)", "token(s)", "feature(s)"), tokens.shape, strict=True))
@@ -278,8 +289,8 @@ def _pad(X: Tensor, mask: Tensor | None, length: int) -> tuple[Tensor, Tensor | 
         return X, mask
     if s > length or mask is None:
         raise ValueError(
-            f"X has {s} tokens a sample and the model was fitted with {length}, one weight a position. Truncate longer "
-            f"sequences to {length}; pass shorter ones as a list of (s_i, d) arrays or with a mask."
+            f"X has {s} tokens a sample and the model was fitted with {length}, a number that its head keeps to. Truncate "
+            f"longer sequences to {length}; pass shorter ones as a list of (s_i, d) arrays or with a mask."
         )
     full = X.new_zeros((N, length, d))
     full[:, :s] = X

@@ -11,12 +11,20 @@ from torch import Tensor, nn
 from convexformer.architecture import HEADS, Head, Layout, Weights
 from convexformer.data import TokenDataset
 from convexformer.gauges import GroupNorm, NuclearNorm, Penalty
-from convexformer.heads.gating import check_activation, check_gates, foreign, random_factors, read_gate, same_gates
+from convexformer.heads.gating import (
+    check_activation,
+    check_gates,
+    draw_gates,
+    foreign,
+    random_factors,
+    read_gate,
+    same_gates,
+)
 from convexformer.heads.recovery import group_heads, singular_heads
 from convexformer.networks import AttentionNetwork
 from convexformer.networks.simplex import random_simplex
 from convexformer.operators import DenseOperator, GatedOperator, Operator
-from convexformer.operators.gates import draw, sample_gates
+from convexformer.operators.gates import sample_gates
 from convexformer.registry import one_of
 
 
@@ -140,7 +148,7 @@ class Attention(Head):
             if u1.shape[0] != u2.shape[0]:
                 raise ValueError(f"gates hold {u1.shape[0]} vectors u1 and {u2.shape[0]} vectors u2; expected as many.")
             return u1, u2
-        both = draw((int(self.gates), layout.n_tokens + layout.width), self.seed)
+        both = draw_gates((int(self.gates), layout.n_tokens + layout.width), self.seed)
         return both[:, : layout.n_tokens].contiguous(), both[:, layout.n_tokens :].contiguous()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from dataclasses import dataclass
 from typing import Any, final
@@ -12,7 +13,15 @@ from torch import Tensor, nn
 from convexformer.architecture import HEADS, Head, Layout, Weights
 from convexformer.data import TokenDataset
 from convexformer.gauges import NuclearNorm, Penalty
-from convexformer.heads.gating import check_activation, check_gates, foreign, gate_tensor, random_factors, same_gates
+from convexformer.heads.gating import (
+    check_activation,
+    check_gates,
+    foreign,
+    gate_tensor,
+    is_whole,
+    random_factors,
+    same_gates,
+)
 from convexformer.heads.recovery import singular_heads
 from convexformer.networks import FourierNetwork
 from convexformer.operators import DenseOperator, FourierOperator, Operator
@@ -64,7 +73,7 @@ class FourierHead(Head):
         if layout.width % self.n_blocks or layout.n_outputs % self.n_blocks:
             raise ValueError(
                 f"blocks={self.n_blocks} must divide the token size d={layout.width} and the number of outputs "
-                f"c={layout.n_outputs}; each block of channels has its own block of outputs."
+                f"c={layout.n_outputs}; each block of channels has its own block of outputs. {_blocks_that_fit(layout)}"
             )
         self._gates(layout)
 
@@ -207,8 +216,9 @@ class BlockFNO(FourierHead):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not isinstance(self.blocks, int) or self.blocks < 1:
+        if not is_whole(self.blocks) or self.blocks < 1:
             raise ValueError(f"blocks={self.blocks} was given; expected a positive whole number.")
+        object.__setattr__(self, "blocks", int(self.blocks))  # a NumPy integer has no place in a file
 
     @property
     def n_blocks(self) -> int:
@@ -228,6 +238,16 @@ class BlockFNO(FourierHead):
     def gate_shape(self, layout: Layout) -> tuple[int | None, ...]:
         """``(B, g, s, d/B)``."""
         return (self.blocks, None, layout.n_tokens, layout.width // self.blocks)
+
+
+def _blocks_that_fit(layout: Layout) -> str:
+    """Say what to pass instead of a number of blocks that does not divide channels and outputs."""
+    common = math.gcd(layout.width, layout.n_outputs)
+    fitting = [str(B) for B in range(2, common + 1) if common % B == 0]
+    if fitting:
+        return f"Pass head=cf.heads.BlockFNO(blocks=B) with B one of {', '.join(fitting)}."
+    hint = " Two classes have two outputs with loss='cross_entropy'." if layout.n_outputs == 1 else ""
+    return f"No number of blocks but one divides both, and that is head='fno'.{hint}"
 
 
 HEADS.register("fno", FNO)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numbers
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,11 @@ def check_activation(head: str, activation: str) -> None:
         )
     if activation not in ACTIVATIONS:
         raise ValueError(unknown("activation", activation, ACTIVATIONS))
+
+
+def is_whole(value: Any) -> bool:
+    """Tell whether a value is a whole number, Python's or NumPy's; booleans are not."""
+    return isinstance(value, numbers.Integral) and not isinstance(value, bool)
 
 
 def check_gates(gates: Any, parts: int) -> None:
@@ -51,10 +57,19 @@ def read_gate(values: Any, shape: tuple[int | None, ...], name: str) -> Tensor:
     return tensor
 
 
+def draw_gates(shape: tuple[int, ...], seed: Any) -> Tensor:
+    """Draw Gaussian gates with a seed that the user gave."""
+    if not is_whole(seed):
+        raise TypeError(
+            f"seed is a {type(seed).__name__}; expected a whole number, which draws the same gates everywhere."
+        )
+    return draw(shape, int(seed))
+
+
 def gate_tensor(gates: Any, shape: tuple[int | None, ...], seed: int) -> Tensor:
     """Return the gates given, or draw as many as asked for."""
     if isinstance(gates, (int, np.integer)):
-        return draw(tuple(int(gates) if size is None else size for size in shape), seed)
+        return draw_gates(tuple(int(gates) if size is None else size for size in shape), seed)
     return read_gate(gates, shape, "gates")
 
 

@@ -12,7 +12,15 @@ from torch import Tensor, nn
 from convexformer.architecture import HEADS, Head, Layout, Weights
 from convexformer.data import TokenDataset
 from convexformer.gauges import NuclearNorm, Penalty
-from convexformer.heads.gating import check_activation, check_gates, foreign, gate_tensor, random_factors, same_gates
+from convexformer.heads.gating import (
+    check_activation,
+    check_gates,
+    foreign,
+    gate_tensor,
+    is_whole,
+    random_factors,
+    same_gates,
+)
 from convexformer.heads.recovery import singular_heads
 from convexformer.networks import MLPNetwork
 from convexformer.operators import DenseOperator, GatedOperator, Operator
@@ -149,12 +157,17 @@ class PoolFormer(TokenMLP):
     seed: int = 0
 
     name = "poolformer"
-    positional = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not isinstance(self.window, int) or self.window < 1 or self.window % 2 == 0:
+        if not is_whole(self.window) or self.window < 1 or self.window % 2 == 0:
             raise ValueError(f"window={self.window} was given; expected an odd number of tokens, such as 3.")
+        object.__setattr__(self, "window", int(self.window))  # a NumPy integer has no place in a file
+
+    @property
+    def positional(self) -> bool:  # type: ignore[override]
+        """Windows slide over any number of tokens; a grid has so many."""
+        return self.grid is not None
 
     def config(self) -> dict[str, Any]:
         """Return the constructor's arguments."""

@@ -70,8 +70,8 @@ class Operator(ABC):
         """Weights of zero."""
         return self.like.new_zeros(self.weight_shape)
 
-    def norm_squared(self, iterations: int = 30) -> float:
-        """Estimate ``||A||^2`` from below by power iteration from a fixed random start."""
+    def norm_squared(self, iterations: int = 30, w: Tensor | None = None) -> float:
+        """Estimate ``||A||^2``, or ``||sqrt(w) A||^2`` for weights ``w: (R,)``, from below, by power iteration."""
         generator = torch.Generator().manual_seed(0)
         Z = torch.randn(self.weight_shape, generator=generator, dtype=torch.float64).to(self.like)
         size = 0.0
@@ -79,7 +79,8 @@ class Operator(ABC):
             norm = float(torch.linalg.vector_norm(Z))
             if norm == 0 or not math.isfinite(norm):
                 break
-            Z = self.adjoint(self.apply(Z / norm))
+            outputs = self.apply(Z / norm)
+            Z = self.adjoint(outputs if w is None else w.to(outputs)[:, None] * outputs)
             size = float(torch.linalg.vector_norm(Z))
         return size
 

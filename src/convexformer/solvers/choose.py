@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 import numbers
 import os
-import warnings
 from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
 
+import numpy as np
 import torch
 from sklearn.exceptions import ConvergenceWarning
 from torch import Tensor, nn
@@ -18,7 +18,7 @@ from convexformer.architecture import Weights
 from convexformer.data.tokens import check_finite
 from convexformer.operators import BilinearOperator, LowRank
 from convexformer.problem import Problem
-from convexformer.registry import ZeroSolutionWarning, one_of
+from convexformer.registry import ZeroSolutionWarning, one_of, warn
 from convexformer.solution import Solution, Status
 from convexformer.solvers.checkpoint import Checkpoint
 from convexformer.solvers.fista import fista
@@ -51,7 +51,7 @@ def solve(
 
     ``warm_start`` takes a solution or a network of the same head, or weights. ``callback(record, weights)`` is called at
     every gap check and stops the solve by returning True. ``checkpoint`` names a file that keeps the best point so far; a
-    solve that finds it there goes on from it. Ctrl-C returns the best point so far, certified.
+    solve that finds it there goes on from it. Ctrl-C returns the best point so far, certified, with a warning.
     """
     _check_options(tolerance, max_iter, max_time)
     name = one_of("solver", solver, ("auto", *SOLVERS))
@@ -63,41 +63,37 @@ def solve(
         )
     if name == "working_set" and not _slices(problem):
         raise ValueError(
-            f"solver='working_set' works on heads with weights of their own for each token position, such as 'attention'; "
-            f"this {problem.head.name} head has none. Use solver='auto'."
+            f"solver='working_set' works on heads with weights of their own for each token position or each gate, such as "
+            f"'attention' or a gated 'mlp'; this {problem.head.name} head has none. Use solver='auto'."
         )
     if problem.penalty.sparse and problem.beta > problem.beta_max * (1 + 1e-9):
-        warnings.warn(
-            f"beta={problem.beta:.4g} is above beta_max={problem.beta_max:.4g}: every weight is zero. "
-            "Use a smaller beta, for example beta_ratio=0.1.",
-            ZeroSolutionWarning,
-            stacklevel=2,
-        )
+        warn(_why_zero(problem), ZeroSolutionWarning)
     keeper = None if checkpoint is None else Checkpoint(checkpoint, problem)
     start = _start(problem, warm_start, factors=name == "staircase")
     first = 0
     if keeper is not None and (found := keeper.resume()) is not None:
         start, first = found
     bar = GapBar(f"{problem.head.name}, beta {problem.beta:.3g}", tolerance) if progress else None
-    monitor = Monitor(problem, tolerance, max_iter or MAX_ITER, max_time, callback, bar, keeper)
+    look = None if callback is None else lambda record, weights: is_true(callback(record, weights))
+    monitor = Monitor(problem, tolerance, max_iter or MAX_ITER, max_time, look, bar, keeper)
+    asked = True  # a callback that stops the solve needs no warning; Ctrl-C in a loop of solves does
     with bar or nullcontext(), torch.no_grad(), few_threads(problem.tokens.X, problem.layout.n_outputs):
         try:
             _run_in_its_precision(name, problem, start, monitor)
             if monitor.status is Status.STALLED and problem.reference() is not problem:
                 _finish(name, problem, monitor)
         except KeyboardInterrupt:
-            monitor.status = Status.INTERRUPTED
+            monitor.status, asked = Status.INTERRUPTED, False
             if not monitor.history:
                 raise
         if keeper is not None:
             keeper.keep(monitor.best, monitor.iteration, now=True)
         proof = monitor.proof()
-    if monitor.status not in (Status.CONVERGED, Status.INTERRUPTED):
-        warnings.warn(
+    if monitor.status is not Status.CONVERGED and not (monitor.status is Status.INTERRUPTED and asked):
+        warn(
             f"{monitor.status} (after {monitor.iteration} iterations the relative gap is {proof.relative_gap:.2e}, "
             f"the tolerance {tolerance:.2e})",
             ConvergenceWarning,
-            stacklevel=2,
         )
     return Solution(
         weights=monitor.best,
@@ -112,6 +108,13 @@ def solve(
         seconds=monitor.seconds,
         solver=name,
     )
+
+
+def is_true(answer: object) -> bool:
+    """Tell whether a callback's answer is True, be it Python's, NumPy's or torch's; anything else lets a solve go on."""
+    if isinstance(answer, Tensor) and answer.dtype == torch.bool and answer.numel() == 1:
+        return bool(answer)
+    return isinstance(answer, (bool, np.bool_)) and bool(answer)
 
 
 def _run(name: str, problem: Problem, start: Weights, monitor: Monitor) -> None:
@@ -159,6 +162,18 @@ def _slices(problem: Problem) -> bool:
         return False
     shape = problem.operator.weight_shape
     return problem.penalty.slice_polars(problem.operator.like.new_zeros(shape)) is not None
+
+
+def _why_zero(problem: Problem) -> str:
+    if problem.beta_max > 0:
+        return (
+            f"beta={problem.beta:.4g} is above beta_max={problem.beta_max:.4g}: every weight is zero. "
+            "Use a smaller beta, for example beta_ratio=0.1."
+        )
+    return (
+        "beta_max is zero: the tokens say nothing about the targets, and every weight is zero at any beta. "
+        "Look for constant tokens or targets."
+    )
 
 
 def _start(problem: Problem, warm_start: Any, *, factors: bool) -> Weights:
