@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 import architectures as arch
 import convexformer as cf
 from cases import ALL_HEADS, HEADS, LOSSES, OPERATORS, random_data, random_mask, tensor
-from convexformer.operators import BilinearOperator, DenseOperator, GatedOperator, Operator, bilinear
+from convexformer.operators import BilinearOperator, DenseOperator, GatedOperator, LowRank, Operator, bilinear
 from convexformer.operators.fourier import fourier_gates
 from convexformer.testing import check_operator
 
@@ -60,14 +60,15 @@ def test_a_compressed_problem_has_the_same_objective_and_gradient(case):
     assert torch.allclose(*gradients, rtol=1e-9, atol=1e-9 * float(gradients[0].abs().max()))
 
 
-@pytest.mark.parametrize("head", [cf.heads.MLPMixer, cf.heads.SelfAttention], ids=["mixer", "attention"])
-@pytest.mark.parametrize("targets", ["pooled", "pooled, one output", "pooled, masked", "tokens", "tokens, masked"])
+KINDS = ["pooled", "pooled, one output", "tokens", "pooled, masked", "tokens, masked"]
+GATED = [(cf.heads.MLPMixer, kind) for kind in KINDS[:3]] + [(cf.heads.SelfAttention, kind) for kind in KINDS]
+
+
+@pytest.mark.parametrize(("head", "targets"), GATED)
 @pytest.mark.parametrize("s", [3, 17])
 @pytest.mark.parametrize("chunk", [1, 5000, 1 << 25])
 def test_gated_matrix_operators_take_dense_weights_by_direct_products(head, targets, s, chunk, monkeypatch):
     monkeypatch.setattr(bilinear, "CHUNK", chunk)
-    if "masked" in targets and not head.masks:
-        pytest.skip("the mixer takes no masks")
     rng, n, d, c = np.random.default_rng(0), 7, 3, 1 if "one" in targets else 2
     Y = rng.standard_normal((n, s, c) if "tokens" in targets else (n, c))
     mask = random_mask(rng, n, s) if "masked" in targets else None
@@ -82,6 +83,24 @@ def test_gated_matrix_operators_take_dense_weights_by_direct_products(head, targ
         monkeypatch.setattr(A, slow, None)
     assert torch.allclose(A.apply(Z), by_terms[0], rtol=1e-12, atol=1e-12 * float(by_terms[0].abs().max()))
     assert torch.allclose(A.adjoint(V), by_terms[1], rtol=1e-12, atol=1e-12 * float(by_terms[1].abs().max()))
+
+
+@pytest.mark.parametrize("head", [cf.heads.MLPMixer, cf.heads.SelfAttention], ids=["mixer", "attention"])
+@pytest.mark.parametrize("gathered", [0, 1 << 20])
+def test_many_terms_of_gated_matrices_go_through_one_dual_matrix(head, gathered, monkeypatch):
+    monkeypatch.setattr(bilinear, "GATHERED", gathered)
+    rng = np.random.default_rng(0)
+    A = cf.Problem(head("gated_relu", gates=3), tensor(rng, 6, 4, 3), tensor(rng, 6, 4, 2), beta=1.0).operator
+    assert A.dense_pays(40)
+    assert not A.dense_pays(1)
+    V, Z = tensor(rng, *A.output_shape), LowRank.of(tensor(rng, *A.weight_shape))
+    Z = Z.select(Z.block != 1)  # a gate without terms
+    M = A.adjoint(V)[Z.block]
+    monkeypatch.setattr(A, "left", None)
+    monkeypatch.setattr(A, "right", None)
+    left, right = A.pull(V, Z)
+    assert torch.allclose(left, (M @ Z.V[:, :, None])[:, :, 0], rtol=1e-12, atol=1e-12)
+    assert torch.allclose(right, (Z.U[:, None] @ M)[:, 0], rtol=1e-12, atol=1e-12)
 
 
 def test_every_operator_of_the_package_has_a_case():

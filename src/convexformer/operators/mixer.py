@@ -137,7 +137,7 @@ class GatedMixerOperator(BilinearOperator):
         wide = Z.reshape(-1, self.s, self.s, self.d, self.c).permute(0, 3, 1, 2, 4).flatten(3)  # (B, a, t, o*c)
         out = self.X.new_zeros((self.N, self.s, self.c))
         for part in self._wide_parts():
-            X = self.X[part].permute(2, 0, 1)  # (a, n, t)
+            X = self.X[part].permute(2, 0, 1).contiguous()  # (a, n, t)
             for b in range(self.n_blocks):
                 H = (X @ wide[b]).unflatten(2, (self.s, self.c))  # (a, n, o, c)
                 out[part] += torch.einsum("anoc,noa->noc", H, self._gate(b, part))
@@ -147,10 +147,15 @@ class GatedMixerOperator(BilinearOperator):
         """``M_g[(t, o), (a, c)] = sum_i X_i[t, a] D_g[o, a] R_i[o, c]``: the same products, transposed."""
         out = V.new_zeros((self.n_blocks, self.d, self.s, self.s * self.c))  # (B, a, t, o*c)
         for part in self._wide_parts():
-            X, R = self.X[part].permute(2, 1, 0), self._grid(V, part)  # (a, t, n), (n, o, c)
+            X, R = self.X[part].permute(2, 0, 1).contiguous(), self._grid(V, part)  # (a, n, t), (n, o, c)
             for b in range(self.n_blocks):
-                out[b].baddbmm_(X, (self._gate(b, part).permute(2, 0, 1)[..., None] * R).flatten(2))
+                gate = self.gates[part, b].permute(2, 0, 1).contiguous().to(V.dtype)  # (a, n, o)
+                out[b].baddbmm_(X.mT, (gate[..., None] * R).flatten(2))
         return out.unflatten(3, (self.s, self.c)).permute(0, 2, 3, 1, 4).reshape(self.weight_shape)
+
+    def dense_pays(self, m: int) -> bool:
+        """Compare the operations of both ways."""
+        return self.size <= FEW and 2 * m * (self.s + self.c) > self.n_blocks * self.s * self.c
 
     def _mixed(self, U: Tensor, b: int, part: slice) -> Tensor:
         """``D . (W1_j X)``, shape ``(n, m, o, a)``."""

@@ -263,6 +263,12 @@ class GatedSelfAttentionOperator(BilinearOperator):
         out[:, row, col] = out[:, col, row] = half
         return out.transpose(2, 3).reshape(self.weight_shape)
 
+    def dense_pays(self, m: int) -> bool:
+        """Compare the operations of both ways."""
+        s, d, c = self.s, self.d, self.c
+        dense = d**3 * (s + c) / 2 if self._by_triples else s * d * c * (d * d / 2 + s)
+        return self.size <= FEW and m * s * (s + d) * (d + c) > self.n_blocks * dense
+
     @property
     def _by_triples(self) -> bool:
         """Pooled outputs are linear in ``sum_{o,t} D[o, t] X[o, a] X[t, k] X[t, l]``; worth forming for many tokens."""
