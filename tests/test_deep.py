@@ -126,6 +126,19 @@ def test_resuming_is_exact(tmp_path):
     assert torch.equal(whole.model(TASK.X), resumed.model(TASK.X))
 
 
+@pytest.mark.parametrize(("iterations", "every"), [(25, 10), (5, 10), (7, 3), (1, 1)])
+def test_training_takes_as_many_iterations_as_asked_for(iterations, every, tmp_path):
+    options = SHORT.but(evaluate_every=every, target=None)
+    run = deep.train(
+        BUILDERS["convex"](), TASK, options, iterations=iterations, checkpoint=tmp_path / "run.safetensors"
+    )
+    assert run.history.iteration.tolist() == [*range(0, iterations, every), iterations]
+    further = deep.train(BUILDERS["convex"](), TASK, options, checkpoint=tmp_path / "run.safetensors")
+    whole = deep.train(BUILDERS["convex"](), TASK, options)
+    assert further.history.iteration.tolist() == sorted({*range(0, 31, every), iterations, 30})
+    assert torch.equal(further.model(TASK.X), whole.model(TASK.X))
+
+
 def test_a_checkpoint_of_another_run_is_refused(tmp_path):
     file = tmp_path / "run.safetensors"
     deep.train(BUILDERS["convex"](), TASK, SHORT, iterations=10, checkpoint=file)

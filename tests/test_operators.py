@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 import architectures as arch
 import convexformer as cf
-from cases import ALL_HEADS, HEADS, LOSSES, OPERATORS, random_data
-from convexformer.operators import DenseOperator, GatedOperator, Operator
+from cases import ALL_HEADS, HEADS, LOSSES, OPERATORS, random_data, random_mask, tensor
+from convexformer.operators import BilinearOperator, DenseOperator, GatedOperator, LowRank, Operator, bilinear
 from convexformer.operators.fourier import fourier_gates
 from convexformer.testing import check_operator
 
@@ -58,6 +58,49 @@ def test_a_compressed_problem_has_the_same_objective_and_gradient(case):
     assert float(one.value) == pytest.approx(float(two.value), rel=1e-10)
     gradients = [p.operator.adjoint(fit.V) for p, fit in ((problem, one), (small, two))]
     assert torch.allclose(*gradients, rtol=1e-9, atol=1e-9 * float(gradients[0].abs().max()))
+
+
+KINDS = ["pooled", "pooled, one output", "tokens", "pooled, masked", "tokens, masked"]
+GATED = [(cf.heads.MLPMixer, kind) for kind in KINDS[:3]] + [(cf.heads.SelfAttention, kind) for kind in KINDS]
+
+
+@pytest.mark.parametrize(("head", "targets"), GATED)
+@pytest.mark.parametrize("s", [3, 17])
+@pytest.mark.parametrize("chunk", [1, 5000, 1 << 25])
+def test_gated_matrix_operators_take_dense_weights_by_direct_products(head, targets, s, chunk, monkeypatch):
+    monkeypatch.setattr(bilinear, "CHUNK", chunk)
+    rng, n, d, c = np.random.default_rng(0), 7, 3, 1 if "one" in targets else 2
+    Y = rng.standard_normal((n, s, c) if "tokens" in targets else (n, c))
+    mask = random_mask(rng, n, s) if "masked" in targets else None
+    A = cf.Problem(head("gated_relu", gates=2), rng.standard_normal((n, s, d)), Y, beta=1.0, mask=mask).operator
+    Z, V = tensor(rng, *A.weight_shape), tensor(rng, *A.output_shape)
+    by_terms = BilinearOperator.apply_dense(A, Z), BilinearOperator.adjoint(A, V)
+    for slow in (
+        "apply_factors",
+        "left",
+        "right",
+    ):  # one term for each row of a matrix: minutes where these take seconds
+        monkeypatch.setattr(A, slow, None)
+    assert torch.allclose(A.apply(Z), by_terms[0], rtol=1e-12, atol=1e-12 * float(by_terms[0].abs().max()))
+    assert torch.allclose(A.adjoint(V), by_terms[1], rtol=1e-12, atol=1e-12 * float(by_terms[1].abs().max()))
+
+
+@pytest.mark.parametrize("head", [cf.heads.MLPMixer, cf.heads.SelfAttention], ids=["mixer", "attention"])
+@pytest.mark.parametrize("gathered", [0, 1 << 20])
+def test_many_terms_of_gated_matrices_go_through_one_dual_matrix(head, gathered, monkeypatch):
+    monkeypatch.setattr(bilinear, "GATHERED", gathered)
+    rng = np.random.default_rng(0)
+    A = cf.Problem(head("gated_relu", gates=3), tensor(rng, 6, 4, 3), tensor(rng, 6, 4, 2), beta=1.0).operator
+    assert A.dense_pays(40)
+    assert not A.dense_pays(1)
+    V, Z = tensor(rng, *A.output_shape), LowRank.of(tensor(rng, *A.weight_shape))
+    Z = Z.select(Z.block != 1)  # a gate without terms
+    M = A.adjoint(V)[Z.block]
+    monkeypatch.setattr(A, "left", None)
+    monkeypatch.setattr(A, "right", None)
+    left, right = A.pull(V, Z)
+    assert torch.allclose(left, (M @ Z.V[:, :, None])[:, :, 0], rtol=1e-12, atol=1e-12)
+    assert torch.allclose(right, (Z.U[:, None] @ M)[:, 0], rtol=1e-12, atol=1e-12)
 
 
 def test_every_operator_of_the_package_has_a_case():
@@ -122,6 +165,8 @@ class Wrong(Operator):
         return out + 1 if self.fault == "affine" else out[:-1] if self.fault == "shape" else out
 
     def adjoint(self, V):
+        if self.fault == "layout" and not V.is_contiguous():
+            V = -V
         return 1.01 * self.inner.adjoint(V) if self.fault == "adjoint" else self.inner.adjoint(V)
 
     def norm_squared(self, iterations=30):
@@ -135,6 +180,7 @@ class Wrong(Operator):
         ("affine", "differ"),
         ("shape", "shape"),
         ("adjoint", r"<V, A Z>"),
+        ("layout", "layout"),
         ("norm too large", "norm_squared"),
         ("norm useless", "norm_squared"),
     ],

@@ -33,7 +33,7 @@ DENSE_LIMIT = 1 << 16  # operators with no more entries than this are also compa
 
 
 def check_operator(operator: Operator, seed: int = 0) -> None:
-    """Shapes, linearity, ``<V, A Z> = <A^T V, Z>``, and ``norm_squared()`` from below ``||A||^2``."""
+    """Shapes, linearity, ``<V, A Z> = <A^T V, Z>`` in any memory layout, and ``norm_squared()`` from below ``||A||^2``."""
     draw = _normals(seed, operator.like)
     slack = 1e3 * torch.finfo(operator.like.dtype).eps
     Z, Z2, V = draw(operator.weight_shape), draw(operator.weight_shape), draw(operator.output_shape)
@@ -45,6 +45,11 @@ def check_operator(operator: Operator, seed: int = 0) -> None:
     _equal("<V, A Z> and <A^T V, Z>", _inner(V, AZ), _inner(AtV, Z), slack * size)
     mixed, apart = operator.apply(2.0 * Z - 0.5 * Z2), 2.0 * AZ - 0.5 * operator.apply(Z2)
     _equal("A(2 Z - Z'/2) and 2 A Z - A Z'/2", mixed, apart, slack * float(1 + apart.abs().max()))
+    _equal(
+        "A Z for another layout of Z in memory", operator.apply(_reordered(Z)), AZ, slack * float(1 + AZ.abs().max())
+    )
+    other = operator.adjoint(_reordered(V))
+    _equal("A^T V for another layout of V in memory", other, AtV, slack * float(1 + AtV.abs().max()))
     if isinstance(operator, BilinearOperator):
         _check_factors(operator, Z, AZ, V, AtV, slack)
     if (parts := operator.token_features()) is not None:
@@ -247,11 +252,24 @@ def _check_factors(operator: BilinearOperator, Z: Tensor, AZ: Tensor, V: Tensor,
     """Low-rank weights have the outputs of the tensor they stand for; products with factors are those of ``A^T V``."""
     factors = LowRank.of(Z)
     size = float(1 + AZ.abs().max() + AtV.abs().max()) * float(1 + factors.U.abs().max() + factors.V.abs().max())
-    _equal("A applied to factors and to the tensor", operator.apply(factors), AZ, slack * size)
     M = AtV.reshape(-1, *AtV.shape[-2:])[factors.block]  # (m, p, q)
-    left, right = operator.pull(V, factors)
-    _equal("left products and A^T V", left, (M @ factors.V[:, :, None])[:, :, 0], 10 * slack * size)
-    _equal("right products and A^T V", right, (factors.U[:, None] @ M)[:, 0], 10 * slack * size)
+    for D, terms in ((V, factors), (_reordered(V), factors.with_factors(_reordered(factors.U), _reordered(factors.V)))):
+        own = [(operator.left(D, terms.V[at], b), operator.right(D, terms.U[at], b)) for b, at in terms.spans()]
+        apart = (torch.cat([left for left, _ in own]), torch.cat([right for _, right in own]))
+        for AF in (
+            operator.apply(terms),
+            operator.apply_factors(terms),
+        ):  # through dense matrices where that pays, and not
+            _equal("A applied to factors and to the tensor", AF, AZ, slack * size)
+        for left, right in (operator.pull(D, terms), apart):
+            _equal("left products and A^T V", left, (M @ factors.V[:, :, None])[:, :, 0], 10 * slack * size)
+            _equal("right products and A^T V", right, (factors.U[:, None] @ M)[:, 0], 10 * slack * size)
+
+
+def _reordered(values: Tensor) -> Tensor:
+    """Return the same numbers with the axes stored in the opposite order, and every second place left out."""
+    wide = torch.stack([values, values], -1).permute(*reversed(range(values.ndim)), values.ndim).contiguous()
+    return wide[..., 0].permute(*reversed(range(values.ndim)))
 
 
 def _check_dual_scale(loss: Loss, U: Tensor, Y: Tensor, w: Tensor) -> None:

@@ -38,14 +38,16 @@ class Stepper:
         )
         self._graph: torch.cuda.CUDAGraph | None = None
 
-    def take(self, first: int) -> None:
-        """Take the block of steps that begins at iteration ``first``."""
+    def take(self, first: int, most: int) -> int:
+        """Take the block of steps that begins at iteration ``first``, no more than ``most``; return how many."""
+        steps = min(self.size, most)
         if not self.batches.whole:
-            self.index.copy_(self.batches.rows(first, self.size), non_blocking=True)
-        if self._graph is not None:
+            self.index[:steps].copy_(self.batches.rows(first, steps), non_blocking=True)
+        if self._graph is not None and steps == self.size:
             self._graph.replay()
         else:
-            self._block()
+            self._block(steps)
+        return steps
 
     def capture(self) -> None:
         """Record a block as a CUDA graph; weights and moments are left as they were."""
@@ -53,11 +55,11 @@ class Stepper:
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):  # libraries allocate their workspaces on first use
-            self._block()
+            self._block(self.size)
         torch.cuda.current_stream().wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
-            self._block()
+            self._block(self.size)
         self._graph = graph
         with torch.no_grad():
             for name, value in self.state().items():
@@ -100,10 +102,10 @@ class Stepper:
 
     # ------------------------------------------------------------------ inside
 
-    def _block(self) -> None:
+    def _block(self, steps: int) -> None:
         X, y = self.split.train
         seeds = torch.arange(len(self.model.seeds), device=X.device)[:, None]
-        for k in range(self.size):
+        for k in range(steps):
             rows = self.index[k]
             x, labels = (X, y) if self.batches.whole else (X[seeds, rows], y[seeds, rows])
             gradients = torch.autograd.grad(self._objective(x, labels), self.parameters)

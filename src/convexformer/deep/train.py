@@ -100,9 +100,9 @@ class _Loop:
             self.record()
         begun = time.perf_counter() - self.seconds
         while (outcome := self._ended(callback)) is None:
-            for _ in range(every // self.stepper.size):
-                self.stepper.take(self.iteration)
-                self.iteration += self.stepper.size
+            stop = min(self.iteration - self.iteration % every + every, last)
+            while self.iteration < stop:
+                self.iteration += self.stepper.take(self.iteration, stop - self.iteration)
             self.record(begun)
             if bar is not None and task is not None:
                 bar.update(task, completed=self.iteration, line=self._line())

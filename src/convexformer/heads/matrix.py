@@ -98,8 +98,8 @@ class MatrixHead(Head):
         """Return weights of the program as factors of the full ``Z``."""
         return Z if isinstance(Z, LowRank) else LowRank.of(Z)
 
-    def _from_factors(self, Z: LowRank, layout: Layout) -> Any:
-        """Return factors of the full ``Z`` as weights of the program."""
+    def _from_factors(self, Z: Any, layout: Layout) -> Any:
+        """Return the ``Z`` that a network lifts to as weights of the program."""
         return Z
 
     def _gate_matrices(self, layout: Layout) -> Tensor | None:
@@ -198,7 +198,7 @@ class SelfAttention(MatrixHead):
             full = full.append(U.flatten(1), V.flatten(1), own.block)
         return full
 
-    def _from_factors(self, Z: LowRank, layout: Layout) -> Any:
+    def _from_factors(self, Z: Any, layout: Layout) -> Any:
         if not layout.channel_blocks:
             return Z
         d, c = layout.width, layout.n_outputs
@@ -259,12 +259,6 @@ class MLPMixer(MatrixHead):
         s = layout.n_tokens
         U = small.U[:, :, None].expand(-1, s, s).flatten(1)  # W1[o, t] = z[t], stored by columns
         return LowRank(U, small.V, small.block, (s * s, Z.shape[1]))
-
-    def _from_factors(self, Z: LowRank, layout: Layout) -> Any:
-        if not self._reduced(layout):
-            return Z
-        s = layout.n_tokens
-        return Z.U.view(-1, s, s).mean(2).T @ Z.V  # the pooled row of each W1
 
 
 HEADS.register("self_attention", SelfAttention)

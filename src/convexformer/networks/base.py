@@ -6,18 +6,32 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from convexformer.architecture import Network
 from convexformer.data import TokenDataset
 
 
 class TokenNetwork(Network):
-    """A network on tokens; casts what it is given to its own device and dtype."""
+    """A network on tokens; casts what it is given to its own device and dtype, half types included."""
 
     def tokens(self, X: Tensor, mask: Tensor | None, length: int | None = None) -> TokenDataset:
-        """Validate and cast; differentiable in the weights, not in the tokens."""
+        """Validate and cast; differentiable in the weights, and in tokens ``X`` that ask for a gradient."""
         like = next(self.parameters())
-        return TokenDataset.of(X, mask, device=like.device, dtype=like.dtype, length=length)
+        at_least_single = torch.promote_types(like.dtype, torch.float32)
+        found = TokenDataset.of(X, mask, device=like.device, dtype=at_least_single, length=length)
+        tokens = found.X
+        if isinstance(X, Tensor) and X.requires_grad:
+            live = X.reshape(len(X), -1, X.shape[-1]).to(like.device)  # (N, p) is one token a sample
+            live = pad(live, (0, 0, 0, found.n_tokens - live.shape[1]))
+            tokens = live if found.mask is None else torch.where(found.mask[..., None], live, live.new_zeros(()))
+        return TokenDataset(tokens.to(like.dtype), found.mask)
+
+    def inner_mask(self, tokens: TokenDataset, X: Any, mask: Any) -> Tensor | None:
+        """Return the mask for a network inside; one that hid nothing still says that samples may be padded."""
+        if tokens.mask is None and (mask is not None or isinstance(X, (list, tuple))):
+            return torch.ones(tokens.X.shape[:2], dtype=torch.bool, device=tokens.X.device)
+        return tokens.mask
 
 
 class FactorNetwork(TokenNetwork):

@@ -8,12 +8,12 @@ import torch
 from torch import Tensor, nn
 
 from convexformer.architecture import Network, Weights
-from convexformer.networks.base import optional
+from convexformer.networks.base import TokenNetwork, optional
 
 
 @final
-class SumNetwork(Network):
-    """``f(X) = sum_k f_k(X) + bias``; weight decay adds up too."""
+class SumNetwork(TokenNetwork):
+    """``f(X) = sum_k f_k(X) + bias``, zero at masked tokens; weight decay adds up too."""
 
     def __init__(self, parts: list[Network], bias: Tensor | None = None) -> None:
         super().__init__()
@@ -22,10 +22,13 @@ class SumNetwork(Network):
 
     def forward(self, X: Tensor, mask: Tensor | None = None) -> Tensor:
         """Add the outputs."""
-        outputs = torch.stack([part(X, mask) for part in self.parts]).sum(0)
+        tokens = self.tokens(X, mask)
+        inner = self.inner_mask(tokens, X, mask)
+        outputs = torch.stack([part(tokens.X, inner) for part in self.parts]).sum(0)
         if self.bias is None:
             return outputs
-        return outputs + (self.bias if outputs.ndim > 1 else self.bias[0])
+        outputs = outputs + (self.bias if outputs.ndim > 1 else self.bias[0])
+        return outputs if outputs.ndim < 3 or tokens.mask is None else outputs * tokens.mask[..., None]
 
     def decay(self) -> Tensor:
         """Add the weight decays."""

@@ -47,10 +47,11 @@ class FourierNetwork(FactorNetwork):
             raise ValueError(
                 f"this network takes {math.prod(self.grid)} unmasked tokens; got shape {tuple(tokens.X.shape)}."
             )
-        Z, c = self._dense(self.w1, self.w2), self.blocks * self.w2.shape[1]
+        X = tokens.X.to(torch.promote_types(tokens.X.dtype, torch.float32))  # FFTs know no half types
+        Z, c = self._dense(self.w1, self.w2).to(X.dtype), self.blocks * self.w2.shape[1]
         gates = None if self.gates is None else fourier_gates(tokens.X.detach(), self.gates, self.grid)
-        operator = FourierOperator(tokens.X, self.grid, c, gates, blocks=self.blocks, pooled=not self.per_token)
-        outputs = operator.apply(Z)
+        operator = FourierOperator(X, self.grid, c, gates, blocks=self.blocks, pooled=not self.per_token)
+        outputs = operator.apply(Z).to(tokens.X.dtype)
         if self.per_token:
             outputs = outputs.view(tokens.n_samples, tokens.n_tokens, c)
         return self.finish(outputs, None)

@@ -51,6 +51,8 @@ class MLPNetwork(FactorNetwork):
     def _mixed(self, tokens: TokenDataset) -> TokenDataset:
         if self.mix == "pool":
             return local_mean(tokens, self.window, self.grid)
+        if self.mix == "fourier" and tokens.mask is not None:
+            raise ValueError("FNet mixes tokens by position, so a mask has no meaning for it; pass unmasked tokens.")
         return fourier_mix(tokens) if self.mix == "fourier" else tokens
 
     def mixing(self) -> dict[str, Any]:

@@ -61,6 +61,14 @@ class MixerNetwork(MatrixNetwork):
     ``w1: (h, s, s)``, ``w2: (h, d, c)``; ``D_j = 1{H X >= 0}`` with ``H = gates[gate_index[j]]``, or 1.
     """
 
+    def lift(self) -> Weights:
+        """As above; pooled and linear the smaller ``Z = sum_j mean_o(W1_j[o]) vec_C(W2_j)^T`` (see the head)."""
+        whole = super().lift()
+        if self.per_token or self.gates is not None:
+            return whole
+        rows = self.w1.detach().mean(1)  # (h, s): all that a mean over output tokens sees of W1
+        return Weights(rows.T @ self.w2.detach().flatten(1), whole.intercept)
+
     def forward(self, X: Tensor, mask: Tensor | None = None) -> Tensor:
         """Return outputs ``(N, c)``, or ``(N, s, c)`` per token."""
         tokens = self.tokens(X, mask)

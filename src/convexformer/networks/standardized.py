@@ -26,7 +26,7 @@ class StandardizedNetwork(TokenNetwork):
     def forward(self, X: Tensor, mask: Tensor | None = None) -> Tensor:
         """Return the network's outputs on standardised tokens."""
         tokens = self.tokens(X, mask).standardized(self.mean, self.scale)
-        return self.network(tokens.X, tokens.mask)
+        return self.network(tokens.X, self.inner_mask(tokens, X, mask))
 
     def decay(self) -> Tensor:
         """Return the weight decay of the network inside."""

@@ -14,6 +14,7 @@ from convexformer.operators.lowrank import LowRank
 
 PROBES = 8
 CHUNK = 1 << 25  # numbers in a temporary: 256 MiB in float64
+GATHERED = 1 << 20  # numbers of many small blocks that are copied for one batched product
 
 
 class BilinearOperator(Operator):
@@ -64,8 +65,11 @@ class BilinearOperator(Operator):
             M = self.formed(D).reshape(-1, *self.weight_shape[-2:])
             if self.n_blocks == 1:
                 return Z.V @ M[0].T, Z.U @ M[0]
-            M = M[Z.block]  # (m, p, q)
-            return (M @ Z.V[:, :, None])[:, :, 0], (Z.U[:, None] @ M)[:, 0]
+            if Z.n_terms * M[0].numel() <= GATHERED:
+                M = M[Z.block]  # (m, p, q)
+                return (M @ Z.V[:, :, None])[:, :, 0], (Z.U[:, None] @ M)[:, 0]
+            pairs = [(Z.V[own] @ M[b].T, Z.U[own] @ M[b]) for b, own in Z.spans()]
+            return torch.cat([GU for GU, _ in pairs]), torch.cat([GV for _, GV in pairs])
         if self.n_blocks == 1:
             return self.left(D, Z.V, 0), self.right(D, Z.U, 0)
         parts = [(self.left(D, Z.V[own], b), self.right(D, Z.U[own], b)) for b, own in Z.spans()]

@@ -137,7 +137,7 @@ class SpectralOperator(Operator):
     def adjoint(self, V: Tensor) -> Tensor:
         """Multiply by the conjugate and go back."""
         A = self.whole
-        hat = self.backward @ torch.view_as_complex(V.view(*self.T.shape[:3], A.cb, 2))
+        hat = self.backward @ torch.view_as_complex(V.contiguous().view(*self.T.shape[:3], A.cb, 2))
         out = A._ifft(hat.reshape(1, hat.shape[0], -1))[0].view(A.s, A.B, A.db, A.cb)
         return out.permute(1, 0, 2, 3).reshape(self.weight_shape)
 

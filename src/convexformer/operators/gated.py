@@ -43,7 +43,7 @@ class GatedOperator(Operator):
     def adjoint(self, V: Tensor) -> Tensor:
         """``A_g^T V = Phi^T (D_g * V)``, all gates in one product."""
         (R, p), g, c = self.features.shape, self.gates.shape[1], self.weight_shape[-1]
-        masked = (self.gates[:, :, None] * V[:, None, :]).view(R, g * c)
+        masked = (self.gates[:, :, None] * V[:, None, :]).reshape(R, g * c)
         return times(self.features.T, masked).reshape(p, g, c).transpose(0, 1).reshape(self.weight_shape)
 
     def token_features(self) -> TokenFeatures | None:

@@ -71,7 +71,7 @@ class MixerOperator(BilinearOperator):
 
     def adjoint(self, V: Tensor) -> Tensor:
         """One product with flattened tokens: O(N s^2 d c)."""
-        wide = self.X.flatten(1).T @ V.view(self.N, self.s * self.c)
+        wide = self.X.flatten(1).T @ V.reshape(self.N, self.s * self.c)
         return wide.view(self.s, self.d, self.s, self.c).transpose(1, 2).reshape(self.weight_shape)
 
     def dense_pays(self, m: int) -> bool:
@@ -120,7 +120,7 @@ class GatedMixerOperator(BilinearOperator):
         out = V.new_zeros((m, self.s, self.s))
         for part in self._parts(m):
             S = torch.einsum("noc,mac->nmoa", self._grid(D, part), V.view(m, self.d, self.c))
-            S = S * self.gates[part, b].to(S.dtype)[:, None]
+            S = S * self._gate(b, part)[:, None]
             out += torch.einsum("nta,nmoa->mto", self.X[part], S)
         return out.reshape(m, -1)
 
@@ -132,10 +132,39 @@ class GatedMixerOperator(BilinearOperator):
             out += torch.einsum("nmoa,noc->mac", self._mixed(U, b, part), self._grid(D, part))
         return out.reshape(m, -1)
 
+    def apply_dense(self, Z: Tensor) -> Tensor:
+        """``sum_{g,a} D_g[o, a] (X[:, a]^T Z_g[:, o, a])``: channel by channel one product, O(N s^2 d c) a gate."""
+        wide = Z.reshape(-1, self.s, self.s, self.d, self.c).permute(0, 3, 1, 2, 4).flatten(3)  # (B, a, t, o*c)
+        out = self.X.new_zeros((self.N, self.s, self.c))
+        for part in self._wide_parts():
+            X = self.X[part].permute(2, 0, 1).contiguous()  # (a, n, t)
+            for b in range(self.n_blocks):
+                H = (X @ wide[b]).unflatten(2, (self.s, self.c))  # (a, n, o, c)
+                out[part] += torch.einsum("anoc,noa->noc", H, self._gate(b, part))
+        return out.mean(1) if self.pooled else out.flatten(0, 1)
+
+    def adjoint(self, V: Tensor) -> Tensor:
+        """``M_g[(t, o), (a, c)] = sum_i X_i[t, a] D_g[o, a] R_i[o, c]``: the same products, transposed."""
+        out = V.new_zeros((self.n_blocks, self.d, self.s, self.s * self.c))  # (B, a, t, o*c)
+        for part in self._wide_parts():
+            X, R = self.X[part].permute(2, 0, 1).contiguous(), self._grid(V, part)  # (a, n, t), (n, o, c)
+            for b in range(self.n_blocks):
+                gate = self.gates[part, b].permute(2, 0, 1).contiguous().to(V.dtype)  # (a, n, o)
+                out[b].baddbmm_(X.mT, (gate[..., None] * R).flatten(2))
+        return out.unflatten(3, (self.s, self.c)).permute(0, 2, 3, 1, 4).reshape(self.weight_shape)
+
+    def dense_pays(self, m: int) -> bool:
+        """Compare the operations of both ways."""
+        return self.size <= FEW and 2 * m * (self.s + self.c) > self.n_blocks * self.s * self.c
+
     def _mixed(self, U: Tensor, b: int, part: slice) -> Tensor:
         """``D . (W1_j X)``, shape ``(n, m, o, a)``."""
         H = torch.einsum("mto,nta->nmoa", U.view(-1, self.s, self.s), self.X[part])
-        return H * self.gates[part, b].to(H.dtype)[:, None]
+        return H * self._gate(b, part)[:, None]
+
+    def _gate(self, b: int, part: slice) -> Tensor:
+        """``(n, o, a)``."""
+        return self.gates[part, b].to(self.X.dtype)
 
     def _grid(self, D: Tensor, part: slice) -> Tensor:
         if self.pooled:
@@ -144,6 +173,9 @@ class GatedMixerOperator(BilinearOperator):
 
     def _parts(self, m: int) -> list[slice]:
         return sample_chunks(self.N, 2 * m * self.s * self.d)
+
+    def _wide_parts(self) -> list[slice]:
+        return sample_chunks(self.N, 2 * self.d * self.s * self.c)
 
 
 def mixer_gates(X: Tensor, H: Tensor) -> Tensor:

@@ -21,7 +21,8 @@ def local_mean(tokens: TokenDataset, window: int, grid: tuple[int, int] | None) 
 
 def fourier_mix(tokens: TokenDataset) -> TokenDataset:
     """FNet's ``h(X) = Re(F_s X F_d^T)``, unnormalised."""
-    return TokenDataset(torch.fft.fft2(tokens.X).real.contiguous(), None)
+    X = tokens.X.to(torch.promote_types(tokens.X.dtype, torch.float32))  # FFTs know no half types
+    return TokenDataset(torch.fft.fft2(X).real.to(tokens.X.dtype).contiguous(), None)
 
 
 def check_grid(grid: tuple[int, ...] | None, n_tokens: int) -> tuple[int, ...]:

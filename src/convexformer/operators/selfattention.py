@@ -228,6 +228,82 @@ class GatedSelfAttentionOperator(BilinearOperator):
             out += torch.einsum("ntd,nmtc->mdc", self.X[part], torch.einsum("nmot,noc->nmtc", S, R[part]))
         return out.reshape(m, -1)
 
+    # ------------------------------------------------------------------ dense weights
+
+    def apply_dense(self, Z: Tensor) -> Tensor:
+        """Through the products ``X[t, k] X[t, l]``, ``k <= l``: O(N s d^3 c / 2) a gate, O(N d^3 (s + c) / 2) by triples."""
+        wide = self._folded(Z)  # (B, kl, a, c)
+        out = self.X.new_zeros((self.N, 1 if self._by_triples else self.s, self.c))
+        for part in self._wide_parts():
+            P = self._pairs(part)
+            for b in range(self.n_blocks):
+                if self._by_triples:
+                    out[part, 0] += self._triples(b, part, P) @ wide[b].transpose(0, 1).flatten(0, 1)
+                else:
+                    Y = self._gate(b, part) @ (P @ wide[b].flatten(1))  # (n, o, a*c)
+                    out[part] += torch.einsum("noa,noac->noc", self.X[part], Y.unflatten(2, (self.d, self.c)))
+        if self._by_triples:
+            return out[:, 0]
+        return kept_rows(out, self.kept) if self.pool is None else torch.einsum("no,noc->nc", self.pool, out)
+
+    def adjoint(self, V: Tensor) -> Tensor:
+        """``M_g[(k, a), (l, c)] = sum_{i,t} X_i[t, k] X_i[t, l] sum_o D_g[o, t] X_i[o, a] R_i[o, c]``, at the same cost."""
+        row, col = self._triangle
+        half = V.new_zeros((self.n_blocks, len(row), self.d, self.c))  # (B, kl, a, c)
+        for part in self._wide_parts():
+            P, R = self._pairs(part), None if self._by_triples else self._grid(V)[part]
+            for b in range(self.n_blocks):
+                if R is None:
+                    M = V[part].T @ self._triples(b, part, P)  # (c, a*kl)
+                    half[b] += M.unflatten(1, (self.d, -1)).permute(2, 1, 0)
+                else:
+                    Q = self._gate(b, part).mT @ (self.X[part][..., None] * R[:, :, None]).flatten(2)  # (n, t, a*c)
+                    half[b] += (P.flatten(0, 1).T @ Q.flatten(0, 1)).view(half.shape[1:])
+        out = V.new_empty((self.n_blocks, self.d, self.d, self.d, self.c))  # (B, k, l, a, c)
+        out[:, row, col] = out[:, col, row] = half
+        return out.transpose(2, 3).reshape(self.weight_shape)
+
+    def dense_pays(self, m: int) -> bool:
+        """Compare the operations of both ways."""
+        s, d, c = self.s, self.d, self.c
+        dense = d**3 * (s + c) / 2 if self._by_triples else s * d * c * (d * d / 2 + s)
+        return self.size <= FEW and m * s * (s + d) * (d + c) > self.n_blocks * dense
+
+    @property
+    def _by_triples(self) -> bool:
+        """Pooled outputs are linear in ``sum_{o,t} D[o, t] X[o, a] X[t, k] X[t, l]``; worth forming for many tokens."""
+        return self.pool is not None and self.c > 1 and self.s >= 16
+
+    def _triples(self, b: int, part: slice, P: Tensor) -> Tensor:
+        """``(n, a*kl)``."""
+        assert self.pool is not None
+        rows = self._gate(b, part).mT @ (self.pool[part][:, :, None] * self.X[part])  # (n, t, a)
+        return (rows.mT @ P).flatten(1)
+
+    def _folded(self, Z: Tensor) -> Tensor:
+        """``(B, kl, a, c)``: the two entries of ``Z`` that meet the same product ``X[t, k] X[t, l]``, added."""
+        row, col = self._triangle
+        blocks = Z.reshape(-1, self.d, self.d, self.d, self.c).transpose(2, 3)  # (B, k, l, a, c)
+        return blocks[:, row, col] + (row != col).to(Z.dtype)[:, None, None] * blocks[:, col, row]
+
+    @cached_property
+    def _triangle(self) -> tuple[Tensor, Tensor]:
+        """The pairs ``k <= l`` of channels."""
+        row, col = torch.triu_indices(self.d, self.d, device=self.X.device)
+        return row, col
+
+    def _pairs(self, part: slice) -> Tensor:
+        """``X[t, k] X[t, l]``, shape ``(n, t, kl)``."""
+        row, col = self._triangle
+        return self.X[part][:, :, row] * self.X[part][:, :, col]
+
+    def _wide_parts(self) -> list[slice]:
+        pairs = len(self._triangle[0])
+        each = (self.s + self.d) * pairs if self._by_triples else self.s * (pairs + self.d * self.c)
+        return sample_chunks(self.N, each)
+
+    # ------------------------------------------------------------------ pieces
+
     def _raw_scores(self, U: Tensor, b: int, part: slice) -> Tensor:
         """``D . (X W1_j X^T)``, shape ``(n, m, o, t)``; ``U_j`` is ``W1_j^T`` row by row."""
         X = self.X[part]

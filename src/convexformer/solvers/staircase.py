@@ -71,7 +71,7 @@ def _dense_pays(problem: Problem, Z: LowRank, monitor: Monitor) -> bool:
     """Tell whether to hand over to FISTA: near the optimum, for high ranks, its gap follows the objective more closely."""
     A, (rows, columns) = problem.operator, Z.shape[-2:]
     assert isinstance(A, BilinearOperator)
-    # gated operators take dense weights one row at a time: several times slower than their factors
+    # a step on dense weights must cost no more than one on the factors
     cheap = A.dense_pays(Z.n_terms) and not Z.U.is_cuda
     small = cheap and min(rows, columns) >= MANY_TERMS and rows * columns <= DENSE
     gap = monitor.history[-1].relative_gap
