@@ -9,7 +9,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cases import GAUGES
-from convexformer.gauges import Gauge, GroupNorm, NuclearNorm, Penalty, Polar, PolarKind, Ridge, SumPenalty
+from convexformer.gauges import (
+    FrobeniusNorm,
+    Gauge,
+    GroupNorm,
+    NuclearNorm,
+    Penalty,
+    Polar,
+    PolarKind,
+    Ridge,
+    SumPenalty,
+)
 from convexformer.testing import check_gauge, check_penalty
 
 shapes = st.tuples(st.lists(st.integers(1, 3), max_size=2), st.integers(1, 5), st.integers(1, 4)).map(
@@ -152,3 +162,12 @@ def test_check_gauge_catches_a_broken_gauge(gauge, message):
     check_gauge(Broken(), (3, 4, 2))
     with pytest.raises(AssertionError, match=message):
         check_gauge(gauge, (3, 4, 2))
+
+
+@pytest.mark.parametrize("gauge", [GroupNorm(), GroupNorm("token"), FrobeniusNorm()], ids=repr)
+def test_the_prox_ends_at_zero_exactly(gauge):
+    g = torch.Generator().manual_seed(0)
+    for step in torch.rand(200, generator=g, dtype=torch.float64).tolist():
+        Z = torch.randn((3, 4, 2), generator=g, dtype=torch.float64)
+        Z = 0.999 * step * Z / gauge.polar(Z).value
+        assert not bool(gauge.prox(Z, step).any())

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from convexformer.gauges.base import Gauge, Polar
-from convexformer.gauges.spectral import unit_of
+from convexformer.gauges.spectral import shrinkage, unit_of
 
 
 @final
@@ -26,7 +26,7 @@ class FrobeniusNorm(Gauge):
 
     def prox(self, Z: Tensor, step: float | Tensor) -> Tensor:
         """Shrink the norm by ``step``."""
-        return Z * (1 - step / self.value(Z).clamp_min(step).clamp_min(torch.finfo(Z.dtype).tiny))
+        return Z * shrinkage(self.value(Z), step)
 
     def polar(self, M: Tensor) -> Polar:
         """``||M||_F``: exact."""

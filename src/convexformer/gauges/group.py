@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from convexformer.gauges.base import Gauge, Polar
-from convexformer.gauges.spectral import unit_of
+from convexformer.gauges.spectral import shrinkage, unit_of
 from convexformer.registry import one_of
 
 
@@ -39,8 +39,7 @@ class GroupNorm(Gauge):
 
     def prox(self, Z: Tensor, step: float | Tensor) -> Tensor:
         """Shrink each group's norm by ``step``."""
-        tiny = torch.finfo(Z.dtype).tiny  # for groups of norm zero and a step of zero
-        return Z * (1 - step / self.norms(Z).clamp_min(step).clamp_min(tiny))
+        return Z * shrinkage(self.norms(Z), step)
 
     def slice_polars(self, M: Tensor) -> Tensor:
         """Return the largest group norm in each slice."""

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from convexformer.gauges.base import Gauge, Polar
-from convexformer.gauges.spectral import bound, estimate, gram, largest
+from convexformer.gauges.spectral import bound, estimate, gram, largest, shrinkage
 from convexformer.gauges.thresholding import thresholding_derivative
 
 
@@ -41,7 +41,7 @@ class NuclearNorm(Gauge):
         """
         step = self.scale * step
         squares, V = torch.linalg.eigh(gram(Z.double()))  # squaring in float32 would lose the values near the step
-        keep = 1 - step / squares.clamp_min(step**2).sqrt().clamp_min(torch.finfo(squares.dtype).tiny)
+        keep = shrinkage(squares.clamp_min(0).sqrt(), step)
         shrink = ((V * keep[..., None, :]) @ V.mT).to(Z.dtype)
         return Z @ shrink if Z.shape[-2] >= Z.shape[-1] else shrink @ Z
 

@@ -23,6 +23,11 @@ def unit_of(M: Tensor) -> Tensor:
     return torch.where(top > 0, top, 1.0)
 
 
+def shrinkage(norms: Tensor, step: float | Tensor) -> Tensor:
+    """``(1 - step / norm)_+``, exactly zero where the norm is at most ``step``."""
+    return torch.where(norms > step, 1 - step / norms.clamp_min(torch.finfo(norms.dtype).tiny), 0.0)
+
+
 def gram(M: Tensor) -> Tensor:
     """Return the Gram matrix of the short side of each slice."""
     return M.mT @ M if M.shape[-2] >= M.shape[-1] else M @ M.mT
