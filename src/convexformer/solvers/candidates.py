@@ -30,6 +30,7 @@ STEPS = 100  # of conjugate gradients, at most
 EARLY, HOPELESS = 10, 40.0  # from so many steps on, a residual above this over their number: no use to go on
 DROP = 0.1  # of the residual: Newton's quadratic convergence is not worth more
 LENGTHS = (1.0, 0.2)  # of the step: the model may be good for a part of it only
+SMALL = 1 << 16  # weights up to which float32 is no faster
 SETTLED = 0.01  # change of the support and of the loss between checks, at most
 
 
@@ -89,7 +90,8 @@ class Candidates:
 
         In float32 at first, which is exact enough for a digit and twice as fast, unless the conditioning is bad.
         """
-        self._inner = self.problem.coarse() if self._inner is None else self._inner
+        if self._inner is None:
+            self._inner = self.problem.coarse() if R.numel() > SMALL else self.problem
         A = self._inner.operator
         dtype = A.like.dtype
         J = self.problem.penalty.prox_derivative(shifted.to(dtype), self.problem.beta / L)

@@ -90,20 +90,21 @@ def _advance(problem: Problem, at: _State, *, resident: bool) -> _State:
         Z_next = penalty.prox(W - G / L, beta / L)
         F_next = A.apply(Z_next)
         fit_next = problem.fit(F_next, at_W.intercept, follow=follow)
-        allowed = 0.5 * L * (Z_next - W).double().square().sum()
-        excess = _bregman(at_W, FW, fit_next, F_next)
+        step = Z_next - W
+        allowed = 0.5 * L * step.double().square().sum()
+        excess = _bregman(at_W, FW, fit_next, F_next, lazy=not resident)
         taken = (excess <= allowed * (1 + 1e-9)) | ~L.isfinite()
         if resident or taken:
             break
         L = 2 * L
     # where the curvature is lower than thought: longer steps, checked again at the next one
     L = torch.where(taken, torch.where(excess < 0.4 * allowed, 0.9 * L, L), 2 * L)
-    uphill = ((W - Z_next) * (Z_next - Z)).sum() > 0  # the momentum points there: start anew
+    change = Z_next - Z
+    uphill = (step * change).sum() < 0  # the momentum points there: start anew
     t_next = torch.where(uphill, 1.0, (1 + (1 + 4 * t * t).sqrt()) / 2)
     push = torch.where(uphill, 0.0, (t - 1) / t_next)
-    found = _State(
-        Z_next, F_next, Z_next + push * (Z_next - Z), F_next + push * (F_next - F), t_next, L, fit_next.intercept
-    )
+    W, FW = Z_next + push * change, torch.lerp(F_next, F, -push.to(F.dtype))
+    found = _State(Z_next, F_next, W, FW, t_next, L, fit_next.intercept)
     return select(taken, found, at._replace(L=L)) if resident else found
 
 
@@ -116,13 +117,15 @@ def _first_curvature(problem: Problem, fit: Fit) -> Tensor:
     return torch.where(norm > 0, found.clamp_min(1e-12), 1.0)
 
 
-def _bregman(at_W: Fit, FW: Tensor, at_Z: Fit, FZ: Tensor) -> Tensor:
+def _bregman(at_W: Fit, FW: Tensor, at_Z: Fit, FZ: Tensor, *, lazy: bool) -> Tensor:
     """Return the Bregman distance of the loss from ``W`` to ``Z``.
 
     Where the difference of values drowns in rounding, half the symmetric distance ``<grad(Z) - grad(W), Z - W>`` stands
-    in: it involves no cancellation, and for small steps the two agree.
+    in: it involves no cancellation, and for small steps the two agree. ``lazy``: the host asks which of them is needed.
     """
     step = (FZ - FW).double()
     distance = at_Z.value - at_W.value - (at_W.V * step).sum()
     noise = 100 * torch.finfo(FZ.dtype).eps * (at_Z.value.abs() + at_W.value.abs())
+    if lazy and distance > noise:
+        return distance
     return torch.where(distance > noise, distance, 0.5 * ((at_Z.V - at_W.V) * step).sum())
