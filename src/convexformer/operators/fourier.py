@@ -119,7 +119,8 @@ class SpectralOperator(Operator):
             twice[-1] = 1.0  # frequencies that are their own mirror image count once
         copies = T.shape[0] // len(twice)
         self.factor = (twice.repeat(copies) / whole.s).sqrt().view(-1, 1, 1, 1)
-        self.forward, self.backward = T * self.factor, (T / self.factor).mH  # 1/factor: irfft counts mirror images
+        self.forward = T * self.factor
+        self.backward = (T / self.factor).mH.resolve_conj().contiguous()  # 1/factor: irfft counts mirror images
         self.output_shape = (T.shape[:3].numel(), 2 * whole.cb)
 
     @property
