@@ -9,6 +9,7 @@ from convexformer.certificates import dual_point
 from convexformer.gauges import FrobeniusNorm, GroupNorm, L1Norm, NuclearNorm, Ridge
 from convexformer.gauges.base import Penalty
 from convexformer.gauges.combined import SumPenalty
+from convexformer.solvers import candidates as module
 from convexformer.solvers.candidates import Candidates
 
 EXAMPLES = {
@@ -51,6 +52,23 @@ def test_prox_derivatives_are_symmetric_contractions_and_agree_with_differences(
     torch.testing.assert_close(J(D), Penalty.prox_derivative(gauge, Z, 0.8)(D), rtol=1e-6, atol=1e-8)
     assert float((E * J(D)).sum()) == pytest.approx(float((D * J(E)).sum()), abs=1e-7)
     assert -1e-8 <= float((D * J(D)).sum()) <= float((D * D).sum()) * (1 + 1e-8)
+
+
+@pytest.fixture(autouse=True)
+def from_the_start(monkeypatch):
+    """Small examples are solved before a candidate would be tried."""
+    monkeypatch.setattr(module, "FIRST", 0)
+
+
+def test_short_solves_go_without(monkeypatch):
+    monkeypatch.setattr(module, "FIRST", 50)
+    tried = []
+    monkeypatch.setattr(Candidates, "_newton", lambda self, *args: tried.append(1))
+    problem = example("attention, l2")
+    cf.solve(problem, tolerance=1e-12, solver="fista", max_iter=49)
+    assert not tried
+    cf.solve(problem, tolerance=1e-12, solver="fista", max_iter=200)
+    assert tried
 
 
 def test_supports_count_ranks_and_numbers():
@@ -123,6 +141,7 @@ def test_nothing_is_tried_at_zero_or_while_the_support_changes(monkeypatch):
 
     class Watch:
         done = late = False
+        iteration = 100
 
     L = torch.tensor(1.0)
     for _ in range(2):

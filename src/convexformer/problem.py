@@ -121,8 +121,8 @@ class Problem:
             find = self.loss.follow_intercept if follow else self.loss.best_intercept
             b = find(outputs, self.Y, self.w, first)
             outputs = outputs + b
-        U = self.loss.gradient(outputs, self.Y)
-        value = (self.w * self.loss.value(outputs, self.Y)).sum() + self.offset
+        values, U = self.loss.value_and_gradient(outputs, self.Y)
+        value = self.w @ values + self.offset
         V = self.w[:, None] * U
         if self.intercept and not follow:
             V = V - (self.w / self.w.sum())[:, None] * V.sum(0)

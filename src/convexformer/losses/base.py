@@ -42,6 +42,10 @@ class Loss(ABC):
     def gradient(self, F: Tensor, Y: Tensor) -> Tensor:
         """``(R, c)`` the gradient of each row's loss in its outputs."""
 
+    def value_and_gradient(self, F: Tensor, Y: Tensor) -> tuple[Tensor, Tensor]:
+        """Return both, where one helps to find the other."""
+        return self.value(F, Y), self.gradient(F, Y)
+
     @abstractmethod
     def curvatures(self, F: Tensor, Y: Tensor) -> Tensor:
         """``(R, c)`` what makes up each row's Hessian: ``h`` for ``diag(h)``; ``q`` for ``diag(q) - q q^T`` of a softmax."""

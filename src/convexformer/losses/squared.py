@@ -30,6 +30,11 @@ class Squared(QuadraticConjugateLoss):
         """``f - y``."""
         return F - Y
 
+    def value_and_gradient(self, F: Tensor, Y: Tensor) -> tuple[Tensor, Tensor]:
+        """Half the squared norm of the gradient, and the gradient."""
+        U = F - Y
+        return 0.5 * torch.linalg.vecdot(U, U), U
+
     def curvatures(self, F: Tensor, Y: Tensor) -> Tensor:
         """One everywhere."""
         return torch.ones_like(F)

@@ -26,6 +26,7 @@ from torch import Tensor
 
 from convexformer.problem import Fit, Problem
 
+FIRST = 50  # iterations: FISTA is often done by then, and cheaper
 STEPS = 100  # of conjugate gradients, at most
 EARLY, HOPELESS = 10, 40.0  # from so many steps on, a residual above this over their number: no use to go on
 DROP = 0.1  # of the residual: Newton's quadratic convergence is not worth more
@@ -53,7 +54,7 @@ class Candidates:
         settled = abs(loss - self._loss) <= SETTLED * abs(loss) and abs(support - self._support) <= SETTLED * support
         self._loss, self._support = loss, support
         self._wait -= 1
-        if not settled or support == 0 or self._wait > 0 or monitor.done:
+        if not settled or support == 0 or self._wait > 0 or monitor.done or monitor.iteration < FIRST:
             return None
         found = self._newton(Z, F, fit, float(L), monitor)
         self._wait, self._patience = (self._patience, 2 * self._patience) if found is None else (0, 2)

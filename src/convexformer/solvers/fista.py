@@ -91,7 +91,7 @@ def _advance(problem: Problem, at: _State, *, resident: bool) -> _State:
         F_next = A.apply(Z_next)
         fit_next = problem.fit(F_next, at_W.intercept, follow=follow)
         step = Z_next - W
-        allowed = 0.5 * L * step.double().square().sum()
+        allowed = 0.5 * L * _dot(step, step)
         excess = _bregman(at_W, FW, fit_next, F_next, lazy=not resident)
         taken = (excess <= allowed * (1 + 1e-9)) | ~L.isfinite()
         if resident or taken:
@@ -99,11 +99,10 @@ def _advance(problem: Problem, at: _State, *, resident: bool) -> _State:
         L = 2 * L
     # where the curvature is lower than thought: longer steps, checked again at the next one
     L = torch.where(taken, torch.where(excess < 0.4 * allowed, 0.9 * L, L), 2 * L)
-    change = Z_next - Z
-    uphill = (step * change).sum() < 0  # the momentum points there: start anew
+    uphill = _dot(step, Z_next - Z) < 0  # the momentum points there: start anew
     t_next = torch.where(uphill, 1.0, (1 + (1 + 4 * t * t).sqrt()) / 2)
     push = torch.where(uphill, 0.0, (t - 1) / t_next)
-    W, FW = Z_next + push * change, torch.lerp(F_next, F, -push.to(F.dtype))
+    W, FW = (torch.lerp(old, new, (1 + push).to(old.dtype)) for old, new in ((Z, Z_next), (F, F_next)))
     found = _State(Z_next, F_next, W, FW, t_next, L, fit_next.intercept)
     return select(taken, found, at._replace(L=L)) if resident else found
 
@@ -123,9 +122,14 @@ def _bregman(at_W: Fit, FW: Tensor, at_Z: Fit, FZ: Tensor, *, lazy: bool) -> Ten
     Where the difference of values drowns in rounding, half the symmetric distance ``<grad(Z) - grad(W), Z - W>`` stands
     in: it involves no cancellation, and for small steps the two agree. ``lazy``: the host asks which of them is needed.
     """
-    step = (FZ - FW).double()
-    distance = at_Z.value - at_W.value - (at_W.V * step).sum()
+    step = FZ - FW
+    distance = at_Z.value - at_W.value - _dot(at_W.V, step)
     noise = 100 * torch.finfo(FZ.dtype).eps * (at_Z.value.abs() + at_W.value.abs())
     if lazy and distance > noise:
         return distance
-    return torch.where(distance > noise, distance, 0.5 * ((at_Z.V - at_W.V) * step).sum())
+    return torch.where(distance > noise, distance, 0.5 * _dot(at_Z.V - at_W.V, step))
+
+
+def _dot(a: Tensor, b: Tensor) -> Tensor:
+    """``<a, b>`` in float64."""
+    return torch.dot(a.double().flatten(), b.double().flatten())
