@@ -64,7 +64,7 @@ def test_short_solves_go_without(monkeypatch):
     monkeypatch.setattr(module, "FIRST", 50)
     tried = []
     monkeypatch.setattr(Candidates, "_newton", lambda self, *args: tried.append(1))
-    problem = example("attention, l2")
+    problem = example("self-attention, classes")
     cf.solve(problem, tolerance=1e-12, solver="fista", max_iter=49)
     assert not tried
     cf.solve(problem, tolerance=1e-12, solver="fista", max_iter=200)
