@@ -231,7 +231,7 @@ def main():
                 "FNO, squared, per token, (500, 49, 32, 10), beta .1",
                 cf.heads.FNO(),
                 (500, 49, 32, 10, 0.1),
-                5,
+                20,  # a tenth of a second each, and noisy
                 30,
                 (),
             ),
