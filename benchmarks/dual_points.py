@@ -19,9 +19,9 @@ import torch
 
 import convexformer as cf
 from convexformer.certificates import dual_point
-from convexformer.solvers.candidates import Candidates
+from convexformer.solvers.fista.newton_polish import NewtonPolish
 
-WITH = Candidates.better
+WITH = NewtonPolish.better
 
 
 def extrapolate(outputs: list[torch.Tensor]) -> torch.Tensor:
@@ -36,7 +36,7 @@ def extrapolate(outputs: list[torch.Tensor]) -> torch.Tensor:
 
 def combinations() -> None:
     """Gaps of averaged and extrapolated points, without Newton's candidates."""
-    Candidates.better = lambda self, *args: None
+    NewtonPolish.better = lambda self, *args: None
     problem = heads.make(cf.heads.SelfAttention(), 500, 49, 32, 10, 0.01)
     seen: list[tuple[float, torch.Tensor]] = []
 
@@ -80,7 +80,7 @@ def race(name, problem, solver):
     for tolerance in (1e-4, 1e-6):
         found = []
         for better in (lambda self, *args: None, WITH):
-            Candidates.better = better
+            NewtonPolish.better = better
             started = time.process_time()
             solution = cf.solve(problem, tolerance=tolerance, solver=solver)
             found.append((time.process_time() - started, solution.n_iter))

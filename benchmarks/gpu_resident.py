@@ -2,8 +2,8 @@
 
     PYTHONPATH=src python benchmarks/gpu_resident.py --json out.json
 
-All ways are the library's own: FISTA with ``resident=False`` and ``True`` (convex attention), and the staircase's bursts
-with verdicts read at once and one step behind (pooled self-attention); ``recorded`` is ``resident`` replayed as a CUDA
+All ways are the library's own: FISTA with ``sync_free=False`` and ``True`` (convex attention), and the staircase's bursts
+with verdicts read at once and one step behind (pooled self-attention); ``recorded`` is ``sync_free`` replayed as a CUDA
 graph, which the library does up to a size. Cross-entropy with an intercept, float32. Reads are counted by torch
 (``set_sync_debug_mode``), the share of time in which the GPU works by its profiler.
 """
@@ -19,9 +19,9 @@ import torch
 from gpu_heads import make
 
 import convexformer as cf
-from convexformer.architecture import Weights
+from convexformer.weights import Weights
 from convexformer.solvers import bursts, recorded
-from convexformer.solvers.fista import fista
+from convexformer.solvers.fista.fista import fista
 
 SIZES = [(1000, 16, 32, 10), (5000, 49, 64, 10), (50_000, 49, 64, 100)]
 
@@ -43,18 +43,18 @@ class Count:
 
 WAYS = {
     "asks": (False, 0),
-    "resident": (True, 0),
+    "sync_free": (True, 0),
     "recorded": (True, 1 << 40),
-}  # resident, numbers up to which to record
+}  # sync_free, numbers up to which to record
 
 
-def fista_run(problem, iterations, resident):
-    fista(problem, Weights(problem.operator.zeros()), Count(iterations), resident=resident)
+def fista_run(problem, iterations, sync_free):
+    fista(problem, Weights(problem.operator.zeros()), Count(iterations), sync_free=sync_free)
 
 
-def burst_run(problem, iterations, resident):
+def burst_run(problem, iterations, sync_free):
     watch = Count(iterations)
-    bursts.burst(problem, problem.start, watch, iter(watch), 0.0, iterations, behind=int(resident))
+    bursts.burst(problem, problem.start, watch, iter(watch), 0.0, iterations, behind=int(sync_free))
 
 
 def busy_share(run) -> float:
@@ -105,9 +105,9 @@ def main() -> None:
                     Z = cf.solve(problem, tolerance=1e-2, solver="staircase").weights.Z
                     problem.start = bursts.look(problem, Z, problem.operator.apply(Z), None)
                 row = {"size": size, "head": name}
-                for way, (resident, limit) in WAYS.items():
+                for way, (sync_free, limit) in WAYS.items():
                     recorded.RECORDED = limit
-                    again = lambda resident=resident: run(problem, a.iterations, resident)  # noqa: B023, E731
+                    again = lambda sync_free=sync_free: run(problem, a.iterations, sync_free)  # noqa: B023, E731
                     again()
                     row[way] = {
                         "ms": milliseconds(again, a.iterations),

@@ -5,7 +5,7 @@
 
 Ours is timed to a *certified* relative gap. Peers are timed by an oracle that knows the optimum, which favours them:
 L-BFGS (scipy) on factors of fixed rank 20 and Adam on the same factors, from the same random start; CVXPY with CLARABEL
-and SCS on the small problem (factorisation and iterations, not the modelling). Reading the data is left out on both sides:
+and SCS on the small problem (factorisation and iterations, not the modelling). AsyncScalars the data is left out on both sides:
 Gram matrices and the compression of the samples for ours, Gram matrices and rolled tokens for L-BFGS and Adam. ``ratio`` is
 the peer's time over ours.
 """

@@ -8,10 +8,11 @@ import numpy as np
 import torch
 
 import convexformer as cf
-from convexformer.architecture import Head, Layout, Network
 from convexformer.gauges import FrobeniusNorm, Gauge, GroupNorm, L1Norm, NuclearNorm
+from convexformer.heads.base import Head, Layout
 from convexformer.losses import CrossEntropy, Huber, Logistic, Loss, Squared, SquaredHinge
 from convexformer.networks import LinearNetwork
+from convexformer.networks.base import Network
 from convexformer.operators import DenseOperator, GatedOperator, Operator
 
 Rng = np.random.Generator
@@ -165,6 +166,9 @@ NUCLEAR: list[tuple[Callable[..., Head], Callable[[Rng, int, int], Any], bool, d
 
 MORE_HEADS: dict[str, HeadCase] = {
     "sum": HeadCase("sum", "several", lambda _: cf.heads.Sum(["attention", "mlp"])),
+    "block self-attention": HeadCase(
+        "block_self_attention", "several", lambda _: cf.heads.BlockSelfAttention([[1], [0]])
+    ),
 }
 for make, gates, masks, extra in NUCLEAR:
     name = " ".join([make.name, *("on a grid" for key in extra if key == "grid")])

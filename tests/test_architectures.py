@@ -8,6 +8,7 @@ import torch
 
 import architectures as arch
 import convexformer as cf
+from convexformer.gauges import Factored
 
 N, S, D, C = 5, 4, 2, 2
 RNG = np.random.default_rng(7)
@@ -74,7 +75,7 @@ def problem_of(name, pooled, **options):
 @pytest.mark.parametrize("solver", ["fista", "staircase"])
 def test_the_optimum_of_each_architecture_is_that_of_cvxpy(name, pooled, solver):
     problem = problem_of(name, pooled, beta_ratio=0.15)
-    if problem.penalty.factor_weight() is None and solver == "staircase":
+    if not isinstance(problem.penalty, Factored) and solver == "staircase":
         solver = "auto"  # sums of heads have no common factors
     solution = cf.solve(problem, tolerance=1e-7, solver=solver)
     targets = np.eye(C)[LABELS] if pooled else TOKEN_TARGETS
@@ -104,7 +105,11 @@ def test_a_random_network_lifts_to_the_same_outputs_and_no_more_penalty(name, po
     head, problem = CASES[name][0], problem_of(name, pooled, beta_ratio=0.3)
     network = head.random_network(problem.layout, 6, seed=3)
     lifted = head.lift(network, problem.layout)
-    assert torch.allclose(network(torch.from_numpy(X)).reshape(problem.Y.shape), problem.outputs(lifted), atol=1e-10)
+    assert torch.allclose(
+        network(torch.from_numpy(X)).reshape(problem.objective.targets.shape),
+        problem.objective.outputs(lifted),
+        atol=1e-10,
+    )
     assert float(problem.penalty.value(lifted.Z)) <= float(network.decay().detach()) * (1 + 1e-10)
     found = cf.certify(network, problem)
     best = cf.solve(problem, tolerance=1e-8).objective
@@ -114,7 +119,7 @@ def test_a_random_network_lifts_to_the_same_outputs_and_no_more_penalty(name, po
 
 def test_files_keep_every_architecture(name, tmp_path):
     problem = problem_of(name, True, beta_ratio=0.2, intercept=True)
-    for solver in ("fista", "auto" if problem.penalty.factor_weight() is None else "staircase"):
+    for solver in ("fista", "staircase" if isinstance(problem.penalty, Factored) else "auto"):
         solution = cf.solve(problem, tolerance=1e-6, solver=solver)
         back = cf.load(cf.save(solution, tmp_path / solver))
         assert torch.equal(back.predict(X), solution.predict(X))

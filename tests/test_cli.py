@@ -2,14 +2,19 @@
 
 import csv
 import json
+import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 from safetensors.numpy import save_file
 from typer.testing import CliRunner
 
 import convexformer as cf
-from convexformer.cli import app
+from convexformer.cli import app, commands
+from convexformer.cli.errors import is_bad_input
+from convexformer.registry import one_of
 from convexformer.solvers.monitor import Monitor
 
 
@@ -248,3 +253,89 @@ def test_warnings_are_one_line_each(files, tmp_path):
     assert done.exit_code == 0
     assert done.stderr.startswith("warning: this estimator was fitted with a mask")
     assert ".py" not in done.stderr
+
+
+def strict(text):
+    """Parse JSON as strict parsers do: without Infinity and NaN."""
+
+    def refuse(word):
+        raise AssertionError(f"{word} is not JSON")
+
+    return json.loads(text, parse_constant=refuse)
+
+
+def test_json_is_strict_where_numbers_are_not_finite(files, tmp_path, monkeypatch):
+    fit = cf.TokenClassifier.fit_checkpointed
+
+    def blind(self, *args, **options):
+        fit(self, *args, **options)
+        self.certificate_ = replace(self.certificate_, dual=-math.inf, kind="none")
+        self.solution_ = replace(self.solution_, certificate=self.certificate_)
+
+    monkeypatch.setattr(cf.TokenClassifier, "fit_checkpointed", blind)
+    done = call("fit", files / "train.npz", "-o", tmp_path / "model", "--tolerance", 0.1, "--json")
+    assert done.exit_code == 3, done.output
+    report = strict(done.stdout)
+    assert report["dual"] == "-inf"
+    assert float(report["relative_gap"]) == math.inf
+    strict((tmp_path / "model" / "config.json").read_text())
+    assert cf.load(tmp_path / "model").certificate_.dual == -math.inf
+
+
+def test_every_json_output_is_strict(files, tmp_path):
+    words = ["path", files / "train.npz", "-o", tmp_path, "--n-betas", 2, "--beta-min-ratio", 0.5, "--json"]
+    strict(call(*words).stdout)
+    strict((tmp_path / "path.json").read_text())
+    strict(call("experiment", "--json").stdout)
+
+
+@pytest.mark.parametrize(
+    "bug",
+    [
+        lambda *_: len(None),
+        lambda *_: {}["beta"],
+        lambda *_: np.zeros(3) + np.zeros(4),
+        lambda *_: torch.zeros("three"),
+        lambda *_: torch.nn.Linear(2, 2)(None),
+    ],
+    ids=["TypeError", "KeyError", "ValueError of NumPy", "TypeError of torch", "TypeError inside torch"],
+)
+def test_a_bug_is_not_reported_as_bad_input(files, tmp_path, monkeypatch, bug):
+    monkeypatch.setattr(commands, "_train_score", bug)
+    done = call("fit", files / "train.npz", "-o", tmp_path / "m", "--tolerance", 0.1)
+    assert done.exit_code == 1
+    assert isinstance(done.exception, (TypeError, KeyError, ValueError))
+    assert "error:" not in done.stderr
+
+
+def test_an_operation_that_fails_inside_the_package_is_a_bug():
+    with pytest.raises(TypeError, match="not iterable") as bug:
+        one_of("kind", "name", None)
+    assert not is_bad_input(bug.value)
+
+
+def test_errors_about_the_input_are_bad_input(tmp_path):
+    def error_of(action):
+        with pytest.raises((ValueError, TypeError, OSError)) as caught:
+            action()
+        return caught.value
+
+    X, y = np.ones((6, 2, 3)), np.array([0, 1] * 3)
+    for action in (
+        lambda: cf.Problem("attention", X, y, beta="large"),  # our TypeError
+        lambda: cf.Problem("attention", X, y, beta=-1.0),  # our ValueError
+        lambda: cf.Problem("attention", np.array([["a"]]), y, beta=1.0),  # NumPy's, translated by our validation
+        lambda: cf.Problem("attention", np.ones((6, 1), dtype="datetime64[D]"), y, beta=1.0),
+        lambda: cf.TokenClassifier().fit(np.array([["a"]] * 6), y),  # scikit-learn's validation of tables
+        lambda: cf.TokenClassifier().fit(X, np.linspace(0, 1, 6)),  # and of labels
+        lambda: cf.load(tmp_path / "nowhere"),
+        lambda: (tmp_path / "no folder" / "file").write_text(""),
+    ):
+        assert is_bad_input(error_of(action))
+
+
+def test_text_in_a_table_is_bad_input_on_the_command_line(tmp_path):
+    np.savez(tmp_path / "text.npz", X=np.array([["a", "b"]] * 6), y=np.array([0, 1] * 3))
+    done = call("fit", tmp_path / "text.npz", "-o", tmp_path / "m")
+    assert done.exit_code == 2
+    assert "Traceback" not in done.output

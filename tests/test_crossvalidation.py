@@ -146,12 +146,12 @@ def test_progress_of_folds_is_shown_and_the_model_can_be_saved(planted, tmp_path
 
 
 def test_ctrl_c_ends_the_search(planted, monkeypatch):
-    from convexformer import crossvalidation
+    from convexformer.estimators import search
 
     def half(problem, ratios, **options):
         yield cf.solve(problem.with_beta(0.01 * problem.beta), callback=lambda record, weights: True, tolerance=1e-12)
 
-    monkeypatch.setattr(crossvalidation, "walk", half)
+    monkeypatch.setattr(search, "walk", half)
     with pytest.raises(KeyboardInterrupt):
         cf.TokenRegressorCV(**QUICK).fit(*planted)
 
@@ -192,3 +192,8 @@ def test_beta_is_chosen_by_one_score(planted):
 
 def test_a_search_has_no_option_that_does_nothing():
     assert "warm_start" not in cf.TokenClassifierCV().get_params()
+
+
+def test_a_search_has_no_checkpoints(planted, tmp_path):
+    with pytest.raises(TypeError, match="TokenRegressorCV has no checkpoints"):
+        cf.TokenRegressorCV(**QUICK).fit_checkpointed(*planted, checkpoint=tmp_path / "run")

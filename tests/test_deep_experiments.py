@@ -10,6 +10,7 @@ import test_margin_experiment as margin
 from convexformer import deep
 from convexformer.data import modular_division
 from convexformer.experiments import deep_study, grokking, mod15, periodicity, spectra
+from convexformer.experiments.study import Verdict
 
 NAMES = ("grokking", "mod15", "periodicity", "spectra")
 
@@ -41,7 +42,7 @@ def test_a_run_writes_figures_summary_results_and_config(tiny, tmp_path, name, p
     report = json.loads(done.stdout)
     assert report["certified"]
     assert report["findings"]
-    assert {each["verdict"] for each in report["findings"]} <= {verdict.value for verdict in deep_study.Verdict}
+    assert {each["verdict"] for each in report["findings"]} <= {verdict.value for verdict in Verdict}
     summary = (tmp_path / "summary.md").read_text()
     for file in report["figures"]:
         assert (tmp_path / file).stat().st_size > 10_000
@@ -56,11 +57,11 @@ def test_a_run_writes_figures_summary_results_and_config(tiny, tmp_path, name, p
 
 
 def test_a_quick_run_stopped_by_the_clock_refutes_nothing(tmp_path):
-    study = deep_study.Study.begin("grokking", "a title", tmp_path, True, "tuned", Console(quiet=True))
+    stacks = deep_study.TrainedStacks.begin("grokking", "a title", tmp_path, True, "tuned", Console(quiet=True))
     task = modular_division(11)
-    study.train("convex-1", deep.recipe("convex-1"), task, max_time=1e-9)
-    study.find("a paper", "a claim", "nothing", deep_study.Verdict.NO)
-    assert study.finish()["findings"][0]["verdict"] == "not tested"
+    stacks.train("convex-1", deep.recipe("convex-1"), task, max_time=1e-9)
+    stacks.study.find("a paper", "a claim", "nothing", Verdict.NO)
+    assert stacks.finish()["findings"][0]["verdict"] == "not tested"
     assert "stopped by the clock" in (tmp_path / "summary.md").read_text()
 
 

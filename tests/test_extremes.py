@@ -5,10 +5,10 @@ import pytest
 import torch
 
 import convexformer as cf
-from convexformer.architecture import Weights
 from convexformer.gauges import FrobeniusNorm, GroupNorm, NuclearNorm, spectral
 from convexformer.losses import CrossEntropy, Logistic
-from convexformer.operators.bilinear import size_of
+from convexformer.operators.bilinear import frobenius_norm
+from convexformer.weights import Weights
 
 pytestmark = pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
 
@@ -49,7 +49,7 @@ def test_gauges_and_polars_are_homogeneous_at_any_scale(gauge, scale):
 
 
 def test_a_polar_that_is_no_number_certifies_nothing():
-    limit, polar = NuclearNorm().scale_limit(torch.full((2, 2), torch.inf, dtype=torch.float64), 1.0)
+    limit, polar = NuclearNorm().max_dual_scale(torch.full((2, 2), torch.inf, dtype=torch.float64), 1.0)
     assert limit == 0.0
     assert not polar.kind.certifies
 
@@ -99,7 +99,7 @@ def test_weights_with_a_long_short_side_and_low_rank_data(dtype):
     X = rng.standard_normal((60, 4, 3)) @ rng.standard_normal((3, 33))
     Y = rng.standard_normal((60, 34))
     problem = cf.Problem("self_attention", X, Y, beta_ratio=0.1, dtype=dtype)
-    fit = problem.fit(problem.operator.like.new_zeros(problem.Y.shape))
+    fit = problem.objective.evaluate(problem.operator.like.new_zeros(problem.objective.targets.shape))
     exact = np.linalg.norm(problem.operator.adjoint(fit.V).double().numpy(), 2)
     assert problem.beta_max == pytest.approx(exact, rel=1e-5)
     assert cf.solve(problem, tolerance=1e-3).certificate.relative_gap <= 1e-3
@@ -134,7 +134,7 @@ def test_many_classes_have_an_exact_intercept():
     y = np.concatenate([np.arange(90), rng.integers(0, 90, 210)])
     problem = cf.Problem("mlp", rng.standard_normal((300, 2, 5)), y, beta_ratio=0.1, intercept=True)
     F = torch.from_numpy(3 * rng.standard_normal((300, 90)))
-    U = problem.fit(F).U
+    U = problem.objective.evaluate(F).U
     assert float(U.sum(0).abs().max()) <= 1e-11 * float(U.abs().sum())
 
 
@@ -144,18 +144,18 @@ def test_the_size_of_an_implicit_matrix_is_known_roughly():
         "self_attention", rng.standard_normal((20, 3, 6)), rng.standard_normal((20, 4)), beta_ratio=0.1
     )
     M = problem.operator.dual_matrix(torch.from_numpy(rng.standard_normal((20, 4))))
-    assert 0.5 <= size_of(M) / float(M.dense().norm()) <= 2.0
+    assert 0.5 <= frobenius_norm(M) / float(M.dense().norm()) <= 2.0
 
 
 class Matrix:
     """A dense matrix that is met through products."""
 
     def __init__(self, M):
-        self.D = torch.from_numpy(M)
+        self.D = self.like = torch.from_numpy(M)
         self.shape = (1, *M.shape)
 
-    def left(self, V, b):
+    def matvec(self, V, b):
         return V @ self.D.T
 
-    def right(self, U, b):
+    def rmatvec(self, U, b):
         return U @ self.D

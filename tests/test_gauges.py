@@ -13,6 +13,7 @@ from convexformer.gauges import (
     FrobeniusNorm,
     Gauge,
     GroupNorm,
+    Norm,
     NuclearNorm,
     Penalty,
     Polar,
@@ -52,7 +53,7 @@ def test_sums_of_penalties_keep_the_contract_of_a_penalty(first, second, seed, p
 
 
 def test_every_penalty_of_the_package_has_a_case():
-    concrete = {kind for kind in _below(Penalty) if kind.__module__.startswith("convexformer.gauges")} - {Gauge}
+    concrete = {kind for kind in _below(Penalty) if kind.__module__.startswith("convexformer.gauges")} - {Gauge, Norm}
     assert {type(gauge) for gauge in GAUGES.values()} | {Ridge, SumPenalty} == concrete
 
 
@@ -116,7 +117,7 @@ def test_the_prox_of_zero_is_zero(gauge):
 def test_a_zero_gradient_has_polar_zero_and_needs_no_scaling(gauge):
     zero = torch.zeros(3, 4, 2).double()
     assert gauge.polar(zero).value == 0.0
-    assert gauge.scale_limit(zero, 0.5)[0] == float("inf")
+    assert gauge.max_dual_scale(zero, 0.5)[0] == float("inf")
     assert float(gauge.value(gauge.atom(zero))) <= 1 + 1e-12
 
 

@@ -16,7 +16,7 @@ import convexformer as cf
 from convexformer.gauges import FrobeniusNorm, L1Norm, NuclearNorm
 from convexformer.margin import MarginOperator, NotSeparableError, Sequences, TieWarning, margin_certificate
 from convexformer.margin.admm import solve_admm
-from convexformer.margin.frobenius import _positive_solve, solve_frobenius
+from convexformer.margin.frobenius import positive_solve, solve_frobenius
 from convexformer.margin.nuclear import solve_factorised
 from convexformer.margin.progress import Limits
 from convexformer.testing import check_operator
@@ -340,7 +340,7 @@ def test_singular_newton_systems_end_in_an_answer(norm):
 
 def test_a_system_that_no_ridge_helps_has_no_solution():
     H = torch.diag(torch.tensor([1.0, -1.0]).double())
-    assert _positive_solve(H, torch.ones(2).double()) is None
+    assert positive_solve(H, torch.ones(2).double()) is None
     almost = torch.ones(3, 3).double()  # rank one
-    solved = _positive_solve(almost, torch.ones(3).double())
+    solved = positive_solve(almost, torch.ones(3).double())
     assert torch.allclose(torch.ones(3, 3).double() @ solved, torch.ones(3).double(), atol=1e-6)

@@ -8,8 +8,8 @@ import torch
 
 import convexformer as cf
 from cases import HEADS, LOSSES, random_data
-from convexformer.architecture import Weights
 from convexformer.certificates import certificate
+from convexformer.weights import Weights
 
 RNG = np.random.default_rng(40)
 N, S, D, C = 12, 4, 3, 3
@@ -129,7 +129,7 @@ def test_the_linear_head_with_the_squared_loss_is_ridge_regression():
 def test_nonzero_groups_align_with_the_gradient_and_zero_groups_stay_inside_the_ball():
     problem = cf.Problem("attention", X, LABELS, beta_ratio=0.3)
     Z = cf.solve(problem, tolerance=1e-12).dense()
-    M = -problem.operator.adjoint(problem.fit(problem.operator.apply(Z)).V)
+    M = -problem.operator.adjoint(problem.objective.evaluate(problem.operator.apply(Z)).V)
     groups = [(Z[k, :, l], M[k, :, l]) for k in range(S) for l in range(C)]
     active = [(z, m) for z, m in groups if float(z.norm()) > 0]
     assert 0 < len(active) < len(groups)
@@ -143,7 +143,7 @@ def test_the_sum_of_the_dual_variables_vanishes_with_an_intercept():
     for loss, targets in (("squared", Y), ("huber", Y), ("cross_entropy", LABELS)):
         problem = cf.Problem("attention", X, targets, beta_ratio=0.2, loss=loss, intercept=True)
         weights = Weights(torch.from_numpy(RNG.standard_normal((S, D, C))))
-        fit = problem.fit(problem.outputs(weights))
+        fit = problem.objective.evaluate(problem.objective.outputs(weights))
         assert float(fit.V.sum(0).abs().max()) <= 1e-12 * float(fit.V.abs().sum())
 
 

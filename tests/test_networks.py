@@ -109,8 +109,8 @@ def test_a_lift_separates_into_blocks_of_channels_when_it_knows_the_problem():
     rng = np.random.default_rng(5)
     X, y = np.zeros((8, 4, 4)), rng.integers(0, 2, 8)
     X[:, :2, :2], X[:, 2:, 2:] = rng.standard_normal((2, 8, 2, 2))
-    problem = cf.Problem("self_attention", X, y, beta_ratio=0.1)
-    assert len(problem.layout.channel_blocks) == 2
+    problem = cf.Problem(cf.heads.BlockSelfAttention(cf.heads.channel_blocks(X)), X, y, beta_ratio=0.1)
+    assert len(problem.head.blocks) == 2
     solution = cf.solve(problem)
     lifted = cf.lift(solution.network(), problem)
     assert cf.certify(lifted, problem).primal == pytest.approx(solution.objective, rel=1e-9)

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 import architectures as arch
 import convexformer as cf
 from cases import ALL_HEADS, HEADS, LOSSES, OPERATORS, random_data, random_mask, tensor
+from convexformer.gauges import Factored
 from convexformer.operators import BilinearOperator, DenseOperator, GatedOperator, LowRank, Operator, bilinear
 from convexformer.operators.fourier import fourier_gates
 from convexformer.testing import check_operator
@@ -38,8 +39,9 @@ def forms(case, seed, n=12):
     """The operator of a head as it is, compressed for the squared loss, and on factors of the weights."""
     data = random_data(case, LOSSES["squared, 2 outputs"], "weights", np.random.default_rng(seed), n, 4, 2)
     problem = cf.Problem(case.build(data.gates), data.X, data.Y, beta=1.0, **data.options)
-    factored = [] if problem.penalty.factor_weight() is None else [problem.factored()]
-    return [problem, problem.compressed(), *factored]
+    objective = problem.objective
+    factored = [objective.factored()] if isinstance(problem.penalty, Factored) else []
+    return [objective, objective.compressed(), *factored]
 
 
 @pytest.mark.parametrize("case", ALL_HEADS.values(), ids=ALL_HEADS.keys())
@@ -54,7 +56,7 @@ def test_compressed_and_factored_operators_keep_the_contract(case, seed):
 def test_a_compressed_problem_has_the_same_objective_and_gradient(case):
     problem, small, *_ = forms(case, 3)
     Z = torch.from_numpy(np.random.default_rng(4).standard_normal(problem.operator.weight_shape))
-    one, two = (p.fit(p.operator.apply(Z)) for p in (problem, small))
+    one, two = (p.evaluate(p.apply(Z)) for p in (problem, small))
     assert float(one.value) == pytest.approx(float(two.value), rel=1e-10)
     gradients = [p.operator.adjoint(fit.V) for p, fit in ((problem, one), (small, two))]
     assert torch.allclose(*gradients, rtol=1e-9, atol=1e-9 * float(gradients[0].abs().max()))
@@ -68,7 +70,7 @@ GATED = [(cf.heads.MLPMixer, kind) for kind in KINDS[:3]] + [(cf.heads.SelfAtten
 @pytest.mark.parametrize("s", [3, 17])
 @pytest.mark.parametrize("chunk", [1, 5000, 1 << 25])
 def test_gated_matrix_operators_take_dense_weights_by_direct_products(head, targets, s, chunk, monkeypatch):
-    monkeypatch.setattr(bilinear, "CHUNK", chunk)
+    monkeypatch.setattr(bilinear, "TEMPORARY", chunk)
     rng, n, d, c = np.random.default_rng(0), 7, 3, 1 if "one" in targets else 2
     Y = rng.standard_normal((n, s, c) if "tokens" in targets else (n, c))
     mask = random_mask(rng, n, s) if "masked" in targets else None
@@ -77,8 +79,8 @@ def test_gated_matrix_operators_take_dense_weights_by_direct_products(head, targ
     by_terms = BilinearOperator.apply_dense(A, Z), BilinearOperator.adjoint(A, V)
     for slow in (
         "apply_factors",
-        "left",
-        "right",
+        "matvec",
+        "rmatvec",
     ):  # one term for each row of a matrix: minutes where these take seconds
         monkeypatch.setattr(A, slow, None)
     assert torch.allclose(A.apply(Z), by_terms[0], rtol=1e-12, atol=1e-12 * float(by_terms[0].abs().max()))
@@ -96,9 +98,9 @@ def test_many_terms_of_gated_matrices_go_through_one_dual_matrix(head, gathered,
     V, Z = tensor(rng, *A.output_shape), LowRank.of(tensor(rng, *A.weight_shape))
     Z = Z.select(Z.block != 1)  # a gate without terms
     M = A.adjoint(V)[Z.block]
-    monkeypatch.setattr(A, "left", None)
-    monkeypatch.setattr(A, "right", None)
-    left, right = A.pull(V, Z)
+    monkeypatch.setattr(A, "matvec", None)
+    monkeypatch.setattr(A, "rmatvec", None)
+    left, right = A.factor_gradients(V, Z)
     assert torch.allclose(left, (M @ Z.V[:, :, None])[:, :, 0], rtol=1e-12, atol=1e-12)
     assert torch.allclose(right, (Z.U[:, None] @ M)[:, 0], rtol=1e-12, atol=1e-12)
 

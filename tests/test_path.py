@@ -8,7 +8,8 @@ import pytest
 import torch
 
 import convexformer as cf
-from convexformer.path_storage import PackedTensor, StoredSolutions
+from convexformer.path.storage import StoredSolutions
+from convexformer.weights import GroupSparse
 
 
 @pytest.fixture(scope="module")
@@ -93,8 +94,8 @@ def test_stored_solutions_are_smaller_and_bit_for_bit_the_same(data):
 def test_packing_any_shape_is_exact(shape):
     Z = torch.randn(shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     Z[..., 0] = 0.0
-    assert torch.equal(PackedTensor.of(Z).dense(), Z)
-    assert torch.equal(PackedTensor.of(torch.zeros(shape)).dense(), torch.zeros(shape))
+    assert torch.equal(GroupSparse.of(Z).dense(), Z)
+    assert torch.equal(GroupSparse.of(torch.zeros(shape)).dense(), torch.zeros(shape))
 
 
 def test_low_rank_solutions_are_kept_as_they_are(data):

@@ -8,12 +8,14 @@ import pytest
 import torch
 
 import convexformer as cf
-from convexformer.architecture import Head, Weights
 from convexformer.certificates import certificate
 from convexformer.gauges import NuclearNorm, PolarKind, spectral
+from convexformer.heads.base import Head
 from convexformer.operators import BilinearOperator, ImplicitMatrix, LowRank, SelfAttentionOperator
-from convexformer.solvers import staircase
+from convexformer.solvers import SOLVERS
+from convexformer.solvers.staircase import Staircase, StaircaseOptions
 from convexformer.threads import tensor_cores
+from convexformer.weights import Weights
 
 
 class Entries(BilinearOperator):
@@ -28,10 +30,10 @@ class Entries(BilinearOperator):
     def apply_factors(self, Z):
         return (self.root * (Z.U.T @ Z.V)).reshape(-1, 1)
 
-    def left(self, D, V, b):
+    def matvec(self, D, V, b):
         return V @ (self.root * D.view_as(self.root)).T
 
-    def right(self, D, U, b):
+    def rmatvec(self, D, U, b):
         return U @ (self.root * D.view_as(self.root))
 
     def to(self, *, device=None, dtype=None):
@@ -47,7 +49,7 @@ class Completion(Head):
     def operator(self, tokens, layout):
         return Entries(self.root)
 
-    def penalty(self, layout):
+    def penalty(self, tokens, layout):
         return NuclearNorm()
 
     def config(self):
@@ -89,7 +91,7 @@ def trap():
 def test_the_certificate_sees_through_a_spurious_minimum_and_the_staircase_escapes_it(trap):
     U, V = (torch.tensor(rows, dtype=torch.float64) for rows in (SPURIOUS_U, SPURIOUS_V))
     stuck = Weights(LowRank(U, V, torch.zeros(2, dtype=torch.int64), (4, 4)))
-    assert trap.objective(stuck) == pytest.approx(0.504230, abs=1e-4)
+    assert trap.value(stuck) == pytest.approx(0.504230, abs=1e-4)
     assert cf.certify(stuck, trap).gap > 0.4
     escaped = cf.solve(trap, tolerance=1e-7, solver="staircase", warm_start=stuck)
     assert escaped.objective == pytest.approx(0.0245107, abs=1e-7)
@@ -146,7 +148,7 @@ def test_high_ranks_are_handed_over_to_dense_weights(attention, monkeypatch):
     problem = cf.Problem("self_attention", *attention, beta_ratio=0.01)
     alone = cf.solve(problem, tolerance=1e-7, solver="staircase")
     assert isinstance(alone.weights.Z, LowRank)  # a matrix too small for it to pay
-    monkeypatch.setattr(staircase, "MANY_TERMS", 1)
+    monkeypatch.setitem(SOLVERS, "staircase", Staircase(StaircaseOptions(dense_side=1)))
     handed = cf.solve(problem, tolerance=1e-7, solver="staircase")
     assert isinstance(handed.weights.Z, torch.Tensor)
     assert handed.status is cf.Status.CONVERGED
@@ -156,7 +158,7 @@ def test_high_ranks_are_handed_over_to_dense_weights(attention, monkeypatch):
 def test_the_rough_start_leaves_no_trace(attention, monkeypatch):
     problem = cf.Problem("self_attention", *attention, beta_ratio=0.05)
     rough = cf.solve(problem, tolerance=1e-9, solver="staircase")
-    monkeypatch.setattr(staircase, "_first", staircase._descend)  # in float64 all the way
+    monkeypatch.setattr(Staircase, "_cold_start", Staircase._descend)  # in float64 all the way
     exact = cf.solve(problem, tolerance=1e-9, solver="staircase")
     assert rough.weights.Z.dtype == torch.float64
     assert rough.objective == pytest.approx(exact.objective, rel=2e-9)
@@ -182,15 +184,14 @@ def test_uncorrelated_channels_separate_with_the_same_optimum():
     for x in X:  # channels 0, 2 live on tokens 0..2, channels 1, 3 on the others: no sample correlates them
         x[:3, ::2], x[3:, 1::2] = rng.standard_normal((3, 2)), rng.standard_normal((3, 2))
     Y = rng.standard_normal((8, 6, 2))
-    apart = cf.Problem("self_attention", X, Y, beta_ratio=0.1)
-    assert apart.layout.channel_blocks == ((0, 2), (1, 3))
+    found = cf.heads.channel_blocks(X)
+    assert found == ((0, 2), (1, 3))
+    apart = cf.Problem(cf.heads.BlockSelfAttention(found), X, Y, beta_ratio=0.1)
     blocks = cf.solve(apart, tolerance=1e-9)
-    # the whole program, by an operator that does not look for blocks
     tokens = torch.from_numpy(X)
-    head = Whole(tokens)
-    whole = cf.solve(cf.Problem(head, X, Y, beta=apart.beta), tolerance=1e-9)
-    assert blocks.objective == pytest.approx(whole.objective, rel=1e-8)
-    assert apart.beta_max == pytest.approx(cf.Problem(head, X, Y, beta=1.0).beta_max, rel=1e-12)
+    whole = cf.Problem("self_attention", X, Y, beta=apart.beta)
+    assert blocks.objective == pytest.approx(cf.solve(whole, tolerance=1e-9).objective, rel=1e-8)
+    assert apart.beta_max == pytest.approx(whole.beta_max, rel=1e-12)
     network = blocks.network()
     assert torch.allclose(network(tokens), blocks.predict(tokens), atol=1e-9)
     assert cf.certify(network, apart).primal == pytest.approx(blocks.objective, rel=1e-10)
@@ -218,12 +219,12 @@ def test_channels_with_tiny_correlations_stay_together(e, dtype):
     """They may be all that there is to learn; at 2^-40 the inner product even rounds to zero in float64."""
     X, y, network = hidden_label(e)
     problem = cf.Problem("self_attention", X, y, beta=1e-3 * e**2, dtype=dtype)
-    assert problem.layout.channel_blocks == ()
+    assert len(cf.heads.channel_blocks(torch.tensor(X, dtype=dtype))) == 1
     if e > 2.0**-40:
         own = 0.5 * (network(torch.tensor(X)) - torch.tensor(y)).square().sum() + problem.beta * network.decay()
         proof = cf.certify(network, problem)
         assert proof.primal == pytest.approx(float(own.detach()), rel=1e-9)
-        assert certificate(problem, Weights(problem.operator.zeros())).dual <= proof.primal
+        assert certificate(problem.objective, Weights(problem.operator.zeros())).dual <= proof.primal
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -233,9 +234,7 @@ def test_exactly_orthogonal_channels_separate_in_every_precision(scale, dtype):
     signs = np.array([[1, 1, 1, 1], [1, -1, 1, -1], [1, 1, -1, -1], [1, -1, -1, 1]]).T  # Hadamard: channels are columns
     X = scale * signs * np.random.default_rng(1).integers(1, 9, (10, 1, 4))
     X = np.concatenate([X, np.zeros((10, 4, 1))], 2)  # and one channel that is nothing at all
-    problem = cf.Problem("self_attention", X, np.arange(10.0), beta=0.1, dtype=dtype)
-    assert problem.layout.channel_blocks == ((0,), (1,), (2,), (3,), (4,))
-    assert problem.reference().layout == problem.layout
+    assert cf.heads.channel_blocks(torch.tensor(X, dtype=dtype)) == ((0,), (1,), (2,), (3,), (4,))
 
 
 def test_correlations_that_cannot_be_excluded_keep_channels_together():
@@ -243,18 +242,10 @@ def test_correlations_that_cannot_be_excluded_keep_channels_together():
     X = np.linalg.qr(rng.standard_normal((5, 6, 3)))[
         0
     ]  # orthogonal up to rounding, like most that is called orthogonal
-    assert cf.Problem("self_attention", X, np.arange(5.0), beta=0.1).layout.channel_blocks == ()
+    assert len(cf.heads.channel_blocks(X)) == 1
     tiny = np.zeros((2, 2, 2))
     tiny[:, 0] = 1e-170  # the product underflows
-    assert cf.Problem("self_attention", tiny, np.arange(2.0), beta=0.1).layout.channel_blocks == ()
-
-
-@dataclass(frozen=True, eq=False)
-class Whole(Completion):
-    per_token = True
-
-    def operator(self, tokens, layout):
-        return SelfAttentionOperator(tokens.X, tokens.X.mT @ tokens.X, layout.n_outputs)
+    assert len(cf.heads.channel_blocks(tiny)) == 1
 
 
 def test_pooled_linear_fno_is_a_linear_head_on_the_mean_token():

@@ -1,4 +1,4 @@
-"""Reading tokens: moments, masks, and the many shapes in which users have them."""
+"""AsyncScalars tokens: moments, masks, and the many shapes in which users have them."""
 
 import numpy as np
 import pytest

@@ -1,5 +1,6 @@
 """The working-set solver: the same optimum as FISTA, no token lost, whatever the sizes of the sets."""
 
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -11,8 +12,10 @@ from hypothesis import strategies as st
 import convexformer as cf
 from cases import HEADS, LOSSES, random_data
 from convexformer.operators import DenseOperator
-from convexformer.solvers import accelerated_rounds, block_descent, compiled, working_set
-from convexformer.solvers.block_descent import BlockStore
+from convexformer.solvers import SOLVERS
+from convexformer.solvers.working_set import WorkingSet, WorkingSetOptions, compiled
+from convexformer.solvers.working_set.accelerated import AcceleratedStep
+from convexformer.solvers.working_set.block_descent import BlockStore, ProxNewtonDescent, SquaredDescent
 
 RNG = np.random.default_rng(31)
 ATTENTION = {name: case for name, case in HEADS.items() if "attention" in name}
@@ -31,11 +34,13 @@ def support(solution):
     return solution.dense().norm(dim=-2) > 0
 
 
+SMALL_SETS = WorkingSetOptions(fewest_slices=1, first_part=10**9)
+
+
 @pytest.fixture
 def small_sets(monkeypatch):
     """Working sets of a single slice at first, so that everything has to be found out."""
-    monkeypatch.setattr(working_set, "FEWEST", 1)
-    monkeypatch.setattr(working_set, "PART", 10**9)
+    monkeypatch.setitem(SOLVERS, "working_set", WorkingSet(SMALL_SETS))
 
 
 @pytest.mark.parametrize("option", ["plain", "all"])
@@ -71,8 +76,8 @@ def test_screening_never_discards_an_active_group(seed, loss, ratio, gated, inte
     problem = cf.Problem(head, X, Y, beta_ratio=ratio, loss=loss, intercept=intercept)
     reference = cf.solve(problem, tolerance=1e-9, solver="fista", max_iter=60_000)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(working_set, "FEWEST", first)
-        patch.setattr(working_set, "PART", 10**9)
+        options = WorkingSetOptions(fewest_slices=first, first_part=10**9)
+        patch.setitem(SOLVERS, "working_set", WorkingSet(options))
         solution = cf.solve(problem, tolerance=1e-9, solver="working_set")
     # by strong convexity of the dual, a group at beta may be zero or not; one well inside is surely active
     norms = reference.dense().norm(dim=-2)
@@ -96,10 +101,9 @@ def test_blocks_are_minimised_exactly():
 def test_sweeps_never_raise_the_objective(loss):
     X, F = sparse_data(RNG)
     problem = cf.Problem("attention", X, F if loss == "squared" else F.argmax(1), beta_ratio=0.1, intercept=True)
-    kind = working_set._rounds(problem)
+    kind = SquaredDescent if loss == "squared" else ProxNewtonDescent
     Z = problem.operator.zeros()
-    fit = problem.fit(problem.operator.apply(Z))
-    descent = kind(problem, Z, fit)
+    descent = kind(problem.objective, Z, problem.objective.zero_evaluation(), WorkingSetOptions())
     groups = np.arange(len(descent.Z))
     descent.store.load(np.arange(24))
     values = [descent._value(descent.S, descent.Z, groups)]
@@ -108,7 +112,7 @@ def test_sweeps_never_raise_the_objective(loss):
         values.append(descent._value(descent.S, descent.Z, groups))
     assert all(b <= a + 1e-12 * values[0] for a, b in pairwise(values))
     weights = torch.from_numpy(descent.Z).view(24, 3, 3).transpose(1, 2)
-    exact = float(problem.fit(problem.operator.apply(weights)).value) + problem.beta * float(
+    exact = float(problem.objective.evaluate(problem.operator.apply(weights)).value) + problem.beta * float(
         problem.penalty.value(weights)
     )
     assert values[-1] == pytest.approx(exact, rel=1e-6)  # the state has kept up with the weights
@@ -118,7 +122,7 @@ def test_only_tokens_that_were_in_a_working_set_are_copied():
     X, F = sparse_data(RNG, n=200, s=80, used=2)
     problem = cf.Problem("attention", X, F[:, 0], beta_ratio=0.7)
     solution = cf.solve(problem, tolerance=1e-6, solver="working_set")
-    filled = BlockStore.of(problem).filled
+    filled = BlockStore.of(problem.objective).filled
     assert 0 < filled.sum() <= 40
     assert bool(filled[support(solution).any(1).numpy()].all())
 
@@ -127,10 +131,10 @@ def test_a_path_shares_its_features_and_starts_where_it_stopped(small_sets):
     X, F = sparse_data(RNG)
     problem = cf.Problem("attention", X, F[:, 0], beta_ratio=0.1)
     first = cf.solve(problem, tolerance=1e-6, solver="working_set")
-    store = BlockStore.of(problem)
+    store = BlockStore.of(problem.objective)
     near = problem.with_beta(0.95 * problem.beta)
     warm = cf.solve(near, tolerance=1e-6, solver="working_set", warm_start=first)
-    assert BlockStore.of(near) is store
+    assert BlockStore.of(near.objective) is store
     assert warm.history[0].relative_gap < 0.1
     cold = cf.solve(near, tolerance=1e-6, solver="working_set")
     assert warm.n_iter < cold.n_iter
@@ -146,18 +150,29 @@ def test_float32_tokens_end_with_a_float64_certificate():
         assert cf.certify(solution, problem).relative_gap <= 1e-6
 
 
+def watched(function, calls):
+    def wrapper(self, *args, **options):
+        calls.append(type(self).__name__)
+        return function(self, *args, **options)
+
+    return wrapper
+
+
 @pytest.mark.parametrize("why", ["no compiler", "wide tokens"])
 def test_without_blocks_the_rounds_are_accelerated(why, monkeypatch, small_sets):
     if why == "no compiler":
         monkeypatch.setattr(compiled, "available", False)
     else:
-        monkeypatch.setattr(working_set, "WIDEST", 2)
+        narrow = replace(SMALL_SETS, widest_token=2)
+        monkeypatch.setitem(SOLVERS, "working_set", WorkingSet(narrow))
     X, F = sparse_data(RNG)
     problem = cf.Problem("attention", X, F.argmax(1), beta_ratio=0.1, intercept=True)
-    assert working_set._rounds(problem) is accelerated_rounds.AcceleratedRounds
+    made = []
+    monkeypatch.setattr(AcceleratedStep, "__init__", watched(AcceleratedStep.__init__, made))
+    monkeypatch.setattr(BlockStore, "__init__", watched(BlockStore.__init__, made))
     solution = cf.solve(problem, tolerance=1e-7, solver="working_set")
     assert solution.objective == pytest.approx(cf.solve(problem, 1e-7, solver="fista").objective, rel=2e-7)
-    assert BlockStore.__name__ not in map(str, problem.shared)
+    assert made == ["AcceleratedStep"]
 
 
 def test_auto_takes_working_sets_for_many_tokens_and_fista_for_few():
@@ -206,7 +221,7 @@ def test_a_sweep_survives_tokens_of_zeros_and_repeated_columns():
 
 
 def test_rounds_give_up_when_nothing_is_gained(monkeypatch):
-    monkeypatch.setattr(block_descent, "PATIENCE", 1)
+    monkeypatch.setitem(SOLVERS, "working_set", WorkingSet(WorkingSetOptions(patience=1)))
     X, F = sparse_data(RNG)
     problem = cf.Problem("attention", X, F, beta_ratio=0.05)
     assert cf.solve(problem, tolerance=1e-8, solver="working_set").certificate.relative_gap <= 1e-8

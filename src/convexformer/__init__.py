@@ -2,22 +2,22 @@
 
 __version__ = "0.1.0"
 
-from convexformer import data, deep, features, gauges, heads, losses, margin, networks, operators
-from convexformer.certificates import Certificate, certify
-from convexformer.crossvalidation import TokenClassifierCV, TokenRegressorCV
-from convexformer.estimators import TokenClassifier, TokenRegressor
+from convexformer import data, deep, features, gauges, heads, losses, margin, networks, operators, solvers
+from convexformer.certificates import Certificate
+from convexformer.estimators import TokenClassifier, TokenClassifierCV, TokenRegressor, TokenRegressorCV
 from convexformer.io import ModelFileError, load, save
-from convexformer.networks import lift
+from convexformer.objective import Objective
 from convexformer.path import Path, path
 from convexformer.problem import Problem
 from convexformer.registry import MissingMaskWarning, ZeroSolutionWarning
 from convexformer.solution import Solution, Status
-from convexformer.solvers import solve
+from convexformer.solving import certify, lift, solve
 
 __all__ = [
     "Certificate",
     "MissingMaskWarning",
     "ModelFileError",
+    "Objective",
     "Path",
     "Problem",
     "Solution",
@@ -42,4 +42,5 @@ __all__ = [
     "path",
     "save",
     "solve",
+    "solvers",
 ]

@@ -1,44 +1,21 @@
-"""The problem: ``min_{Z, b} sum_i w_i L(A_i(Z) + b, y_i) + beta g(Z)``."""
+"""The problem as a person has it: a head, tokens, targets, a loss and a beta. It builds an :class:`Objective`."""
 
 from __future__ import annotations
 
-import copy
 import math
-import numbers
-from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, final
 
 import torch
-from torch import Tensor
 
-from convexformer.architecture import Head, Layout, Weights, resolve_head
 from convexformer.data import TokenDataset
-from convexformer.gauges import Penalty, Polar
+from convexformer.data.fingerprint import fingerprint
+from convexformer.data.targets import read_targets
+from convexformer.gauges import Penalty
+from convexformer.heads.base import Head, Layout, resolve_head
 from convexformer.losses import Loss
-from convexformer.operators import BilinearOperator, FactoredView, Operator
-from convexformer.operators.bilinear import as_operand, size_of
-from convexformer.targets import read_targets
-
-
-@final
-@dataclass(frozen=True)
-class Fit:
-    """The loss at some outputs, with the intercept fitted exactly where the problem has one."""
-
-    value: Tensor
-    """A scalar in float64, on the device of the outputs: an iteration need not wait for it."""
-    outputs: Tensor
-    """``(R, c)`` with the intercept added."""
-    intercept: Tensor | None
-    U: Tensor
-    """``(R, c)`` gradient of each row's loss, in float64."""
-    V: Tensor
-    """``(R, c)`` gradient of the weighted sum, ``w * U``: a dual point before scaling, in the operator's dtype.
-
-    With an exact intercept it sums to zero over the rows, apart from rounding, and what rounding leaves is taken out: it
-    would be multiplied by the mean of the features.
-    """
+from convexformer.objective import Objective, check_beta
+from convexformer.operators import Operator
+from convexformer.weights import Weights
 
 
 @final
@@ -46,12 +23,32 @@ class Problem:
     """A head, tokens, targets, a loss and a beta.
 
     The objective is a sum over samples, as in the papers: ``sum_i w_i L(f_i, y_i) + beta * gauge(Z)``. Give either
-    ``beta``, which is absolute, or ``beta_ratio``, a fraction of ``beta_max``. An intercept is never penalised; it is
-    minimised exactly at every evaluation, so the program that a solver sees is one in ``Z`` alone.
+    ``beta``, which is absolute, or ``beta_ratio``, a fraction of ``beta_max``. An intercept is never penalised.
 
     **Tokens are not copied** where device and dtype agree with the caller's (a float64 array on a CPU): they may be most of
     the memory there is. Do not change ``X`` in place while the problem is in use, or pass ``X.copy()``. Targets, weights
     and masks are copied; solutions and estimators hold no training data.
+
+    Parameters
+    ----------
+    head : str or Head
+        A name (``"attention"``, ``"self_attention"``, ...) or an object from ``convexformer.heads``.
+    X : array (N, s, d), array (N, p), or list of arrays (s_i, d)
+        Tokens.
+    Y : array
+        Real targets ``(N,)`` or ``(N, c)``, class labels ``(N,)``, or targets per token ``(N, s, c)``.
+    beta, beta_ratio : float
+        Exactly one of the two.
+    loss : str or Loss
+        ``"auto"`` takes cross-entropy for integer labels and the squared loss for real targets.
+    mask : array (N, s), optional
+        True where a token is real.
+    sample_weight : array (N,), optional
+        Weights of the samples.
+    intercept : bool
+        Whether to add an unpenalised intercept.
+    device, dtype : optional
+        Where and in which precision to solve: float64 on a CPU and float32 on a GPU by default.
     """
 
     def __init__(
@@ -69,155 +66,113 @@ class Problem:
         dtype: torch.dtype | None = None,
     ) -> None:
         _check_betas(beta, beta_ratio)
-        self.head = resolve_head(head)
-        self.tokens = TokenDataset.of(X, mask, device=device, dtype=dtype)
-        self._targets, self.loss = read_targets(Y, self.tokens, loss, sample_weight)
-        self.layout = Layout(
-            n_tokens=self.tokens.n_tokens,
-            width=self.tokens.width,
-            n_outputs=self._targets.Y.shape[1],
-            per_token=self._targets.per_token,
-            squeeze=self._targets.squeeze,
+        head = resolve_head(head)
+        tokens = TokenDataset.of(X, mask, device=device, dtype=dtype)
+        targets, chosen = read_targets(Y, tokens, loss, sample_weight)
+        layout = Layout(
+            n_tokens=tokens.n_tokens,
+            width=tokens.width,
+            n_outputs=targets.Y.shape[1],
+            per_token=targets.per_token,
+            squeeze=targets.squeeze,
         )
-        self.head.check(self.layout)
-        if self.tokens.mask is not None and not self.head.masks:
+        head.check(layout)
+        if tokens.mask is not None and not head.masks:
             raise ValueError(
-                f"the {self.head.name} head mixes tokens by position, so a mask has no meaning for it. Pass samples of "
+                f"the {head.name} head mixes tokens by position, so a mask has no meaning for it. Pass samples of "
                 "equal length without mask, or choose a head that pools over real tokens, such as 'self_attention' or 'mlp'."
             )
-        self.layout = self.head.prepare(self.tokens, self.layout)
-        self.intercept = bool(intercept)
-        if self.intercept:
-            self.loss.check_intercept(self._targets.Y, self._targets.w)
-        self.penalty: Penalty = self.head.penalty(self.layout)
-        self.Y, self.w = self._targets.Y, self._targets.w
-        self._intercept_start = self.Y.new_zeros(self.layout.n_outputs)
-        self.offset = 0.0
-        self.shared: dict[str, Any] = {}  # what problems that differ in beta alone have in common
-        self.beta = float(beta) if beta is not None else self._beta_from_ratio(float(beta_ratio or 0))
+        if intercept:
+            chosen.check_intercept(targets.Y, targets.w)
+
+        def build(tokens: TokenDataset) -> Objective:
+            operator, penalty = head.program(tokens, layout)
+            at = 1.0 if beta is None else float(beta)
+            return Objective(operator, chosen, penalty, targets.Y, targets.w, at, bool(intercept))
+
+        objective = build(tokens).with_exact(lambda: build(tokens.to(dtype=torch.float64)))
+        self._set(head, tokens, layout, objective, None)
+        if beta is None:
+            self._set(head, tokens, layout, objective.at(self._beta_from_ratio(float(beta_ratio or 0))), self._beta_max)
+
+    def _set(
+        self, head: Head, tokens: TokenDataset, layout: Layout, objective: Objective, beta_max: float | None
+    ) -> None:
+        self.head, self.tokens, self.layout = head, tokens, layout
+        self.objective = objective
+        self._beta_max = beta_max
 
     # ------------------------------------------------------------------ the terms of the formula
 
-    @cached_property
+    @property
+    def beta(self) -> float:
+        """The weight of the penalty."""
+        return self.objective.beta
+
+    @property
+    def loss(self) -> Loss:
+        """The loss of a row."""
+        return self.objective.loss
+
+    @property
+    def penalty(self) -> Penalty:
+        """The gauge of the head."""
+        return self.objective.penalty
+
+    @property
     def operator(self) -> Operator:
         """The linear map from ``Z`` to outputs ``(R, c)``."""
-        return self.head.operator(self.tokens, self.layout)
+        return self.objective.operator
 
-    @cached_property
+    @property
+    def intercept(self) -> bool:
+        """Whether there is an intercept."""
+        return self.objective.intercept
+
+    @property
     def beta_max(self) -> float:
-        """The smallest beta at which ``Z = 0`` is optimal (for the ridge: the curvature scale, see ``Ridge``)."""
-        return self._zero_polar().value
+        """About the smallest beta at which ``Z = 0`` is optimal (for the ridge: the curvature scale, see ``Ridge``).
 
-    def fit(self, outputs: Tensor, start: Tensor | None = None, *, follow: bool = False) -> Fit:
-        """Evaluate the loss at outputs ``A Z``: value, intercept, gradients.
-
-        With ``follow`` the intercept takes a few steps from ``start``, that of outputs nearby, and nothing is read by the
-        host; else it is minimised exactly.
+        Exact where the polar is; for weights too large to form it is an estimate from below, good to a few digits.
         """
-        b, dtype = None, outputs.dtype
-        outputs = outputs.double()  # sums over samples: in float32 they would cost three digits of the gap
-        if self.intercept:
-            first = self._intercept_start if start is None else start.double()
-            find = self.loss.follow_intercept if follow else self.loss.best_intercept
-            b = find(outputs, self.Y, self.w, first)
-            outputs = outputs + b
-        values, U = self.loss.value_and_gradient(outputs, self.Y)
-        value = self.w @ values + self.offset
-        V = self.w[:, None] * U
-        if self.intercept and not follow:
-            V = V - (self.w / self.w.sum())[:, None] * V.sum(0)
-        return Fit(value, outputs, b, U, V.to(dtype))
+        if self._beta_max is None:
+            self._beta_max = self.objective.critical_beta()
+        return self._beta_max
 
-    def objective(self, weights: Weights) -> float:
+    def value(self, weights: Weights) -> float:
         """Return the primal value at these weights, intercept included."""
-        outputs = self.outputs(weights).double()
-        data = (self.w * self.loss.value(outputs, self.Y)).sum()
-        return float(data) + self.beta * float(self.penalty.value(weights.Z))
+        return self.objective.value(weights)
 
-    def outputs(self, weights: Weights) -> Tensor:
-        """``A Z + b``, shape ``(R, c)``."""
-        outputs = as_operand(self.operator, weights.Z)
-        return outputs if weights.intercept is None else outputs + weights.intercept
+    def identity(self) -> dict[str, object]:
+        """Return what the meaning of weights depends on."""
+        return self.head.identity(self.layout)
 
-    # ------------------------------------------------------------------ relatives of this problem
+    def fingerprint(self) -> str:
+        """Return a hash of what defines the problem: head, loss, beta, sizes, targets, and sums over the tokens."""
+        X = self.tokens.X
+        ramp = torch.linspace(1.0, 2.0, X.shape[0], dtype=X.dtype, device=X.device)
+        return fingerprint(
+            {
+                "head": self.head,
+                "loss": self.loss,
+                "beta": self.beta,
+                "intercept": self.intercept,
+                "shape": [*X.shape, self.layout.n_outputs],
+                "tokens": torch.einsum("n,nsd->sd", ramp, X),
+                "mask": torch.ones(X.shape[:2], dtype=torch.bool) if self.tokens.mask is None else self.tokens.mask,
+                "targets": self.objective.targets,
+                "weights": self.objective.sample_weight,
+            }
+        )
 
     def with_beta(self, beta: float) -> Problem:
-        """Return the same problem at another beta; tokens and operator are shared."""
-        _check_betas(beta, None)
-        self.operator  # noqa: B018  (build it once, for both)
-        twin = copy.copy(self)
-        twin.beta = float(beta)
-        return twin
-
-    def compressed(self) -> Problem:
-        """Return a smaller problem with the same objective, where the squared loss allows one; else this one.
-
-        ``offset`` is the part of the loss that no weights can change.
-        """
-        if self.loss.name != "squared" or self.intercept:
-            return self
-        if "small" not in self.shared:  # the same at every beta, so a path compresses once
-            like = self.operator.like
-            self.shared["small"] = self.operator.compressed(self.Y.to(like.dtype), self.w.to(like.dtype))
-        small = self.shared["small"]
-        if small is None:
-            return self
-        twin = copy.copy(self)
-        twin.operator, twin.Y = small[0], small[1].double()
-        twin.w = torch.ones(len(twin.Y), dtype=self.w.dtype, device=self.w.device)
-        whole = float((self.w[:, None] * self.Y.square()).sum())
-        twin.offset = self.offset + 0.5 * max(0.0, whole - float(twin.Y.square().sum()))
-        return twin
-
-    def factored(self) -> Problem:
-        """Return the same problem with an operator that works on factors of the weights."""
-        if isinstance(self.operator, BilinearOperator):
-            return self
-        twin = copy.copy(self)
-        twin.operator = FactoredView(self.operator)
-        return twin
-
-    def restricted(self, tokens: Tensor, dtype: torch.dtype) -> Problem:
-        """Return the problem on some token positions alone, all others being zero; for solvers."""
-        twin = copy.copy(self)
-        twin.operator = self.operator.restricted(tokens).to(dtype=dtype)
-        twin.shared = {}
-        return twin
-
-    def coarse(self) -> Problem:
-        """Return the same problem with an operator in float32, for the first steps of a solver."""
-        twin = copy.copy(self)
-        twin.operator = self.operator.to(dtype=torch.float32)
-        return twin
-
-    def reference(self) -> Problem:
-        """Return the same problem in float64, from the tokens up: what certificates are computed with."""
-        if self.tokens.X.dtype == torch.float64:
-            return self
-        twin = copy.copy(self)
-        for cached in ("operator", "beta_max"):
-            twin.__dict__.pop(cached, None)
-        twin.tokens = self.tokens.to(dtype=torch.float64)
-        twin.shared = {}
+        """Return the same problem at another beta; tokens, operator and ``beta_max`` are shared."""
+        check_beta(beta)
+        twin = object.__new__(Problem)
+        twin._set(self.head, self.tokens, self.layout, self.objective.at(beta), self._beta_max)
         return twin
 
     # ------------------------------------------------------------------ inside
-
-    def _zero_polar(self) -> Polar:
-        fit = self.fit(self.operator.like.new_zeros(self.Y.shape))
-        M = self.operator.dual_matrix(fit.V)
-        return self.penalty.zero_beta(M, self._curvature)
-
-    def mean_size(self) -> float:
-        """The size of the mean feature, ``|A^T w| / sum w``: what an intercept cancels, and rounding does not quite."""
-        if "mean size" not in self.shared:
-            share = (self.w / self.w.sum()).to(self.operator.like)
-            M = self.operator.dual_matrix(share[:, None].expand(self.Y.shape).contiguous())
-            self.shared["mean size"] = size_of(M)
-        return self.shared["mean size"]
-
-    def _curvature(self) -> float:
-        return self.loss.curvature * self.operator.norm_squared(w=self.w)
 
     def _beta_from_ratio(self, ratio: float) -> float:
         # where nothing can be learnt (beta_max = 0) any positive beta has the same answer, Z = 0
@@ -244,8 +199,7 @@ def _check_betas(beta: float | None, beta_ratio: float | None) -> None:
             f"{given} of beta and beta_ratio given; expected exactly one: beta is the penalty's weight, "
             "beta_ratio a fraction of beta_max, e.g. beta_ratio=0.1."
         )
-    name, value = ("beta", beta) if beta is not None else ("beta_ratio", beta_ratio)
-    if isinstance(value, bool) or not isinstance(value, numbers.Real):
-        raise TypeError(f"{name} is a {type(value).__name__}; expected a positive number.")
-    if not (math.isfinite(value) and value > 0):
-        raise ValueError(f"{name}={value} was given; expected a positive, finite number.")
+    if beta is not None:
+        check_beta(beta)
+    elif beta_ratio is not None:
+        check_beta(beta_ratio, "beta_ratio")

@@ -1,4 +1,4 @@
-"""Names to things, with errors that suggest the nearest name, and the warnings users may filter."""
+"""Tables of named factories, errors that suggest the nearest name, and the warnings that users may filter."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PACKAGE = str(Path(__file__).parent)
 
 
 class ZeroSolutionWarning(UserWarning):
-    """``beta`` is at least ``beta_max``: every weight is zero, and provably so."""
+    """``beta`` is at least ``beta_max``, from which on zero weights are optimal: every weight is zero."""
 
 
 class MissingMaskWarning(UserWarning):
@@ -23,7 +23,7 @@ class MissingMaskWarning(UserWarning):
 
 
 def warn(message: str, category: type[Warning]) -> None:
-    """Warn at the user's line: the nearest one outside this package, however deep inside it the warning arises."""
+    """Warn with the location of the user's code: the innermost frame outside this package."""
     frame: FrameType | None = sys._getframe(1)
     level = 2
     while frame is not None and frame.f_code.co_filename.startswith(PACKAGE):
@@ -49,7 +49,7 @@ def one_of(kind: str, given: str, known: Iterable[str]) -> str:
 
 @final
 class Registry(Generic[T]):
-    """A table of named factories, filled where the things are defined."""
+    """A table of named factories; each module registers what it defines."""
 
     def __init__(self, kind: str) -> None:
         self.kind = kind

@@ -2,44 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
-from enum import Enum
-from typing import TYPE_CHECKING, Any, NamedTuple, final
+from dataclasses import dataclass, field
+from typing import Any, final
 
 from torch import Tensor
 
-from convexformer.architecture import Head, Layout, Network, Weights
+from convexformer.certificates import Certificate
 from convexformer.data import TokenDataset
+from convexformer.heads.base import Head, Layout
 from convexformer.losses import Loss
-from convexformer.operators.bilinear import as_operand
+from convexformer.networks.base import Network
+from convexformer.solvers.status import Record, Status
+from convexformer.weights import Weights, apply_weights
 
-if TYPE_CHECKING:  # a solution carries its certificate but computes none
-    from convexformer.certificates import Certificate
-
-
-class Status(Enum):
-    """How a solve ended, and what to do about it."""
-
-    CONVERGED = "the relative duality gap is below the tolerance"
-    MAX_ITER = "stopped at max_iter; raise it, raise the tolerance, or increase beta"
-    MAX_TIME = "stopped at max_time; the certificate says how far from optimal this point is"
-    INTERRUPTED = "interrupted; this is the best point so far, pass it as warm_start to continue"
-    STALLED = (
-        "no further progress in this precision; raise the tolerance (or, in float32, solve with dtype=torch.float64)"
-    )
-
-    def __str__(self) -> str:
-        return self.value
-
-
-class Record(NamedTuple):
-    """One line of a history."""
-
-    iteration: int
-    seconds: float
-    primal: float
-    dual: float
-    relative_gap: float
+__all__ = ["Record", "Solution", "Status"]
 
 
 @final
@@ -60,8 +36,9 @@ class Solution:
     solver: str = ""
 
     def __post_init__(self) -> None:
-        # weights remember where they belong, so that another problem can refuse them
-        object.__setattr__(self, "weights", replace(self.weights, origin=(self.head, self.layout)))
+        # weights carry what they belong to, so that another problem can refuse them
+        own = Weights(self.weights.form, self.weights.intercept, self.head.identity(self.layout))
+        object.__setattr__(self, "weights", own)
 
     @property
     def objective(self) -> float:
@@ -70,7 +47,7 @@ class Solution:
 
     def predict(self, X: Any, mask: Any = None) -> Tensor:
         """Return outputs (logits or values) for tokens ``X``, in the shape of the targets."""
-        Z = self.weights.Z
+        Z = self.weights.Z  # a tensor, or low-rank factors
         length = self.layout.n_tokens if self.head.positional else None
         tokens = TokenDataset.of(X, mask, device=Z.device, dtype=Z.dtype, length=length)
         if tokens.width != self.layout.width:
@@ -83,7 +60,7 @@ class Solution:
                 f"the {self.head.name} head mixes tokens by position, so a mask, or samples of fewer tokens than in the "
                 f"fit, have no meaning for it. Pass {self.layout.n_tokens} real tokens a sample."
             )
-        outputs = as_operand(self.head.operator(tokens, self.layout), Z)
+        outputs = apply_weights(self.head.operator(tokens, self.layout), Z)
         if self.weights.intercept is not None:
             outputs = outputs + self.weights.intercept
         return self.layout.shape(outputs, tokens)

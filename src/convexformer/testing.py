@@ -17,16 +17,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from convexformer.architecture import Head, Layout, Network, Weights
-from convexformer.certificates import Certificate, certificate, certify
+from convexformer.certificates import Certificate, certificate
 from convexformer.data.tokens import as_tensor
-from convexformer.gauges import Gauge, Penalty, PolarKind
-from convexformer.losses import Loss
-from convexformer.losses.base import QuadraticConjugateLoss
+from convexformer.gauges import Atomic, Gauge, Penalty, PolarKind, Proximal, Sliced
+from convexformer.heads.base import Head, Layout
+from convexformer.losses import Loss, QuadraticConjugateLoss
+from convexformer.networks.base import Network
 from convexformer.operators import BilinearOperator, LowRank, Operator, TokenFeatures
 from convexformer.problem import Problem
-from convexformer.solution import Record, Solution
-from convexformer.solvers import solve
+from convexformer.solution import Solution
+from convexformer.solvers.status import Record
+from convexformer.solving import certify, solve
+from convexformer.weights import Weights
 
 MakeNetwork = Callable[[Layout, int], Network]
 DENSE_LIMIT = 1 << 16  # operators with no more entries than this are also compared as matrices
@@ -144,12 +146,16 @@ def check_penalty(penalty: Penalty, shape: tuple[int, ...], seed: int = 0) -> No
     _equal("g(0) and zero", penalty.value(zero), 0.0, 1e-12)
     middle, ends = penalty.value((Z + W) / 2), (penalty.value(Z) + penalty.value(W)) / 2
     _at_most("g in the middle against the mean of its ends", middle, ends, 1e-12 * float(ends))
-    limit, polar = penalty.scale_limit(M, beta)
+    limit, polar = penalty.max_dual_scale(M, beta)
     if polar.kind.certifies:
         for scale in (0.0, 0.5, 1.0, -1.0):
             N = scale * (limit if math.isfinite(limit) else 1.0) * M
-            bound = beta * penalty.value(Z) + penalty.conjugate(N, beta)
+            own = penalty.conjugate(N, beta)
+            _require(own == 0 or not penalty.indicator_conjugate, f"the conjugate is {own}, and it is said to be zero")
+            bound = beta * penalty.value(Z) + own
             _at_most("<M, Z> against beta g(Z) + (beta g)*(M)", _inner(N, Z), bound, 1e-10 * (1 + float(bound)))
+    if not isinstance(penalty, Proximal):
+        return
     _equal("prox with step 0 and Z", penalty.prox(Z, 0.0), Z, 1e-12)
     for step in (0.05, 0.5, 2.0, 50.0):
         P, Q = penalty.prox(Z, step), penalty.prox(W, step)
@@ -169,14 +175,17 @@ def check_gauge(gauge: Gauge, shape: tuple[int, ...], seed: int = 0) -> None:
         _equal(f"g({t} Z) and |{t}| g(Z)", gauge.value(t * Z), abs(t) * value, 1e-10 * value)
         scaled, one = gauge.polar(t * M).value, gauge.polar(M).value
         _equal(f"polar({t} M) and |{t}| polar(M)", scaled, abs(t) * one, 1e-9 * one)
-    if (parts := gauge.slice_polars(M)) is not None:
+    if isinstance(gauge, Sliced):
+        parts = gauge.slice_polars(M)
         _same_shape("slice_polars", parts, tuple(shape[:-2]))
         _equal(
             "the largest of slice_polars(M) and polar(M)", parts.max(), gauge.polar(M).value, 1e-9 * float(parts.max())
         )
-    if gauge.column_groups:
+    if isinstance(gauge, Sliced) and gauge.column_groups:
         columns = torch.linalg.vector_norm(Z, dim=-2).sum()
         _equal("g(Z) and the sum of the norms of columns", gauge.value(Z), columns, 1e-10 * value)
+    if not isinstance(gauge, Atomic):
+        return
     for matrix in (M, Z, M * (M > 0.5)):
         polar, atom = gauge.polar(matrix), gauge.atom(matrix)
         _same_shape("atom", atom, shape)
@@ -186,7 +195,8 @@ def check_gauge(gauge: Gauge, shape: tuple[int, ...], seed: int = 0) -> None:
             _equal("<M, atom(M)> and polar(M)", reached, polar.value, 1e-9 * polar.value)
         if not polar.kind.certifies:
             continue
-        for point in (Z, matrix, atom, gauge.atom(W), gauge.prox(matrix, 0.3)):
+        nearer = [gauge.prox(matrix, 0.3)] if isinstance(gauge, Proximal) else []
+        for point in (Z, matrix, atom, gauge.atom(W), *nearer):
             bound = polar.value * float(gauge.value(point))
             _at_most("|<M, Z>| against polar(M) g(Z)", abs(_inner(matrix, point)), bound, 1e-9 * (1 + bound))
 
@@ -215,9 +225,15 @@ def check_head(
     Z = draw(problem.operator.weight_shape)
     b = draw((problem.layout.n_outputs,)) if intercept else None
     solution = solve(problem, tolerance=1e-7)
-    for weights in (Weights(0 * Z, b), Weights(Z, b), Weights(problem.penalty.prox(Z, 1.0), b), solution.weights):
+    sparse = problem.penalty.prox(Z, 1.0) if isinstance(problem.penalty, Proximal) else 0.5 * Z
+    for weights in (Weights(0 * Z, b), Weights(Z, b), Weights(sparse, b), solution.weights):
         _check_recovery(problem, weights, X, mask)
-    _equal("predict(X) and A Z + b", _rows(problem, solution.predict(X, mask)), problem.outputs(solution.weights), 1e-9)
+    _equal(
+        "predict(X) and A Z + b",
+        _rows(problem, solution.predict(X, mask)),
+        problem.objective.outputs(solution.weights),
+        1e-9,
+    )
     if solution.certificate.kind == "none":
         return
     _require(solution.certificate.meets(1e-6), f"not solved to 1e-6: {solution.certificate}")
@@ -232,12 +248,13 @@ def check_weak_duality(problem: Problem, tolerance: float = 1e-6) -> Solution:
     """Solve, and assert at every gap check that the certificate encloses the optimum; return the solution."""
     seen: list[tuple[Record, Weights]] = []
     solution = solve(problem, tolerance=tolerance, callback=lambda record, weights: seen.append((record, weights)))
-    slack = 1e-9 if problem.reference() is problem else 1e-4
+    objective = problem.objective
+    slack = 1e-9 if objective.reference() is objective else 1e-4
     best = min(record.primal for record, _ in seen)
     _require(len(seen) > 0, "the solver showed no point")
     for record, weights in seen:
         where = f"at iteration {record.iteration}: "
-        proof = certificate(problem, weights)
+        proof = certificate(objective, weights)
         room = slack * (abs(best) + abs(record.primal))
         _at_most(where + "dual of the history against the best primal", record.dual, best, room)
         _equal(where + "primal of the history and of the certificate", record.primal, proof.primal, room)
@@ -254,14 +271,14 @@ def _check_factors(operator: BilinearOperator, Z: Tensor, AZ: Tensor, V: Tensor,
     size = float(1 + AZ.abs().max() + AtV.abs().max()) * float(1 + factors.U.abs().max() + factors.V.abs().max())
     M = AtV.reshape(-1, *AtV.shape[-2:])[factors.block]  # (m, p, q)
     for D, terms in ((V, factors), (_reordered(V), factors.with_factors(_reordered(factors.U), _reordered(factors.V)))):
-        own = [(operator.left(D, terms.V[at], b), operator.right(D, terms.U[at], b)) for b, at in terms.spans()]
+        own = [(operator.matvec(D, terms.V[at], b), operator.rmatvec(D, terms.U[at], b)) for b, at in terms.spans()]
         apart = (torch.cat([left for left, _ in own]), torch.cat([right for _, right in own]))
         for AF in (
             operator.apply(terms),
             operator.apply_factors(terms),
         ):  # through dense matrices where that pays, and not
             _equal("A applied to factors and to the tensor", AF, AZ, slack * size)
-        for left, right in (operator.pull(D, terms), apart):
+        for left, right in (operator.factor_gradients(D, terms), apart):
             _equal("left products and A^T V", left, (M @ factors.V[:, :, None])[:, :, 0], 10 * slack * size)
             _equal("right products and A^T V", right, (factors.U[:, None] @ M)[:, 0], 10 * slack * size)
 
@@ -293,7 +310,7 @@ def _check_dual_scale(loss: Loss, U: Tensor, Y: Tensor, w: Tensor) -> None:
 def _check_prox(penalty: Penalty, Z: Tensor, P: Tensor, step: float, draw: Callable[..., Tensor]) -> None:
     """``P = prox(Z)`` iff ``Z - P`` is a subgradient of ``step g`` at ``P``; and no neighbour does better."""
     R, scale = Z - P, float(Z.square().sum())
-    limit, polar = penalty.scale_limit(R, step)
+    limit, polar = penalty.max_dual_scale(R, step)
     if polar.kind.certifies:
         _at_most("1 against the scale limit of Z - prox(Z): polar(Z - P) <= step", 1.0, limit, 1e-9)
         right = step * penalty.value(P) + penalty.conjugate(R, step)
@@ -308,12 +325,12 @@ def _check_prox(penalty: Penalty, Z: Tensor, P: Tensor, step: float, draw: Calla
 def _check_recovery(problem: Problem, weights: Weights, X: Any, mask: Any) -> None:
     """The recovered network has the same outputs and objective, and lifts to the weights it came from."""
     network = problem.head.recover(weights, problem.layout)
-    outputs, expected = _rows(problem, network(X, mask).detach()), problem.outputs(weights)
+    outputs, expected = _rows(problem, network(X, mask).detach()), problem.objective.outputs(weights)
     size = 1 + float(expected.abs().max())
     _equal("outputs of the recovered network and A Z + b", outputs, expected, 1e-8 * size)
     value = float(problem.penalty.value(weights.Z))
     _equal("decay() of the recovered network and g(Z)", network.decay(), value, 1e-8 * (1 + value))
-    objective = problem.objective(weights)
+    objective = problem.value(weights)
     proof = certify(network, problem)
     _equal("primal of the recovered network and the objective of Z", proof.primal, objective, 1e-8 * abs(objective))
     back = problem.head.lift(network, problem.layout)
@@ -329,8 +346,8 @@ def _check_beta_max(problem: Problem) -> None:
     top = problem.beta_max
     _require(top > 0, f"beta_max is {top}: these targets leave nothing to learn, so beta_max cannot be checked")
     zero = problem.operator.zeros()
-    weights = Weights(zero, problem.fit(problem.operator.apply(zero)).intercept)
-    proof = certificate(problem.with_beta(top), weights)
+    weights = Weights(zero, problem.objective.zero_evaluation().intercept)
+    proof = certificate(problem.objective.at(top), weights)
     _at_most("relative gap of Z = 0 at beta_max against zero", proof.relative_gap, 0.0, 1e-9)
     below = solve(problem.with_beta(0.98 * top), tolerance=1e-7)
     _require(float(below.dense().norm()) > 0, f"Z = 0 still at 0.98 beta_max = {0.98 * top}: beta_max is too large")
@@ -340,12 +357,12 @@ def _check_beta_max(problem: Problem) -> None:
 def _check_network(problem: Problem, network: Network, solution: Solution, X: Any, mask: Any) -> None:
     """Outputs of network and lift agree; the lift costs no more; the certificate encloses the optimum."""
     lifted = problem.head.lift(network, problem.layout)
-    outputs, expected = _rows(problem, network(X, mask).detach()), problem.outputs(lifted)
+    outputs, expected = _rows(problem, network(X, mask).detach()), problem.objective.outputs(lifted)
     _equal("outputs of the network and of its lift", outputs, expected, 1e-8 * (1 + float(expected.abs().max())))
-    own = float((problem.w * problem.loss.value(outputs, problem.Y)).sum()) + problem.beta * float(
-        network.decay().detach()
-    )
-    _at_most("objective of the lift against that of the network", problem.objective(lifted), own, 1e-9 * abs(own))
+    values = problem.loss.value(outputs, problem.objective.targets)
+    data = float((problem.objective.sample_weight * values).sum())
+    own = data + problem.beta * float(network.decay().detach())
+    _at_most("objective of the lift against that of the network", problem.value(lifted), own, 1e-9 * abs(own))
     proof = certify(network, problem)
     _equal("primal of the certificate and loss + beta decay()", proof.primal, own, 1e-9 * abs(own))
     _encloses(proof, solution.certificate, "for a random network: ")
@@ -364,7 +381,7 @@ def _rows(problem: Problem, outputs: Tensor) -> Tensor:
     if problem.layout.per_token:
         mask = problem.tokens.mask
         return outputs.flatten(0, 1) if mask is None else outputs[mask]
-    return outputs.reshape(problem.Y.shape)
+    return outputs.reshape(problem.objective.targets.shape)
 
 
 def _normals(seed: int, like: Tensor | None = None) -> Callable[..., Tensor]:

@@ -10,13 +10,16 @@ import torch
 from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 from torch import Tensor
 
-LARGE = 4_000_000  # numbers in the tokens, times outputs, from which on more threads pay
+THREADS_PAY = 4_000_000  # multiplications of a product from which more threads pay
 
 
 @contextmanager
-def few_threads(tokens: Tensor, n_outputs: int = 1) -> Iterator[None]:
-    """Run torch and the BLAS on one thread for small problems on the CPU, and restore what was set before."""
-    if tokens.device.type != "cpu" or tokens.numel() * n_outputs > LARGE:
+def few_threads(like: Tensor, work: int | None = None) -> Iterator[None]:
+    """Run torch and the BLAS on one thread for small problems on the CPU, and restore what was set before.
+
+    ``work`` counts the multiplications of a product, by default the entries of ``like``.
+    """
+    if like.device.type != "cpu" or (like.numel() if work is None else work) > THREADS_PAY:
         yield
         return
     before = torch.get_num_threads()
@@ -40,7 +43,7 @@ def tensor_cores() -> Iterator[None]:
 
 
 @final
-class Reading:
+class AsyncScalars:
     """A few numbers on their way from a device to the host: sent for at once, waited for only when read.
 
     Meanwhile the device may be given more to do; a plain ``float()`` would wait for all of that as well.

@@ -1,5 +1,6 @@
-"""Certificates: the duality gap, recomputed in float64 from the weights alone."""
+"""Certificates: the duality gap, recomputed in float64 from an objective and weights alone."""
 
-from convexformer.certificates.gap import Certificate, DualPoint, certificate, certify, dual_point, dual_value
+from convexformer.certificates.certificate import Certificate
+from convexformer.certificates.gap import DualPoint, certificate, certificate_at, dual_point, dual_value
 
-__all__ = ["Certificate", "DualPoint", "certificate", "certify", "dual_point", "dual_value"]
+__all__ = ["Certificate", "DualPoint", "certificate", "certificate_at", "dual_point", "dual_value"]

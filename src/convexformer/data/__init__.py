@@ -1,4 +1,4 @@
-"""Tokens in: validation, masks and built-in data sets."""
+"""Tokens, masks and targets: validation, files, and built-in data sets."""
 
 from convexformer.data.arithmetic import (
     SymbolTask,

@@ -1,18 +1,26 @@
-"""Arrays from files: npz, npy and safetensors. Nothing here can execute code."""
+"""Files: arrays in (npz, npy, safetensors; nothing that can execute code), strict JSON and durable writes out."""
 
 from __future__ import annotations
 
+import json
+import math
 import os
+import secrets
 import zipfile
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
+from typing import Any, BinaryIO
 
 import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import load_file
-from safetensors.torch import save_file
+from safetensors.torch import save as serialize_tensors
 from torch import Tensor
 
 SUFFIXES = (".npz", ".npy", ".safetensors")
+
+# ---------------------------------------------------------------------- arrays
 
 
 def read_arrays(path: str | os.PathLike[str]) -> dict[str, np.ndarray]:
@@ -31,7 +39,7 @@ def read_arrays(path: str | os.PathLike[str]) -> dict[str, np.ndarray]:
         with loaded:
             return {name: loaded[name] for name in loaded.files}
     except (SafetensorError, zipfile.BadZipFile, ValueError, OSError, EOFError, KeyError) as error:
-        # NumPy advises here to allow pickles, which can execute code
+        # NumPy's message advises to allow pickles, which can execute code: leave it out
         reason = "" if "pickle" in str(error) else f": {error}"
         raise ValueError(
             f"{file} cannot be read as {file.suffix}{reason}. It may be truncated, of another format, or hold objects."
@@ -47,10 +55,89 @@ def pick_array(arrays: dict[str, np.ndarray], name: str, role: str, source: obje
     raise ValueError(f"{source} has no array {name!r} for the {role}; it holds {', '.join(sorted(arrays))}.")
 
 
+# ---------------------------------------------------------------------- durable writes
+
+
+def atomic_write(path: str | os.PathLike[str], write: Callable[[BinaryIO], object]) -> None:
+    """Replace a file as a whole: ``write(file)`` fills a temporary file beside it, which is then renamed over ``path``.
+
+    The data is flushed to disk before the rename and the folder after it, so after a crash or a power cut ``path`` holds
+    the old content or the new one, never a part. Temporary names are unique: two processes may write the same path.
+    """
+    target = Path(path)
+    part, descriptor = _create_beside(target)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            write(file)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(part, target)
+    except BaseException:
+        part.unlink(missing_ok=True)
+        raise
+    sync_folder(target.parent)
+
+
+def part_name(name: str) -> str:
+    """Return a unique name for the temporary file from which ``name`` is to be replaced."""
+    return f".{name}.{secrets.token_hex(8)}.part"
+
+
+def sync_folder(folder: Path) -> None:
+    """Flush a folder's entries to disk, so that renames and removals survive a power cut; a no-op where unsupported."""
+    with suppress(OSError):
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def _create_beside(target: Path) -> tuple[Path, int]:
+    """Create an empty file with a new name in the folder of ``target``, with the permissions of any new file."""
+    while True:
+        part = target.with_name(part_name(target.name))
+        with suppress(FileExistsError):
+            return part, os.open(part, os.O_CREAT | os.O_EXCL | os.O_WRONLY | getattr(os, "O_BINARY", 0), 0o666)
+
+
+# ---------------------------------------------------------------------- JSON
+
+
+def strict_json(value: Any, indent: int | None = 2) -> str:
+    """Return ``value`` as JSON that every parser reads.
+
+    JSON has no infinity and no NaN; they are written as the strings ``"inf"``, ``"-inf"`` and ``"nan"``, which
+    ``float()`` reads.
+    """
+    return json.dumps(_finite(value), indent=indent, allow_nan=False)
+
+
+def write_json(path: str | os.PathLike[str], value: Any, indent: int | None = 2) -> None:
+    """Write ``value`` to a file as :func:`strict_json`."""
+    text = strict_json(value, indent) + "\n"
+    atomic_write(path, lambda file: file.write(text.encode()))
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, np.generic):
+        value = value.item()
+    if isinstance(value, float):
+        return value if math.isfinite(value) else str(value)
+    if isinstance(value, Mapping):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(item) for item in value]
+    return value
+
+
+# ---------------------------------------------------------------------- checkpoints
+
+
 def read_checkpoint(path: Path, fingerprint: str, whose: str) -> tuple[int, dict[str, Tensor]] | None:
     """Return the iteration and the tensors of a checkpoint; None when there is no file yet.
 
-    A file that cannot be read, or whose fingerprint is another's, is an error; ``whose`` says what it should belong to.
+    A file that cannot be read, or that has another fingerprint, is an error; ``whose`` says what it should belong to.
     """
     if not path.exists():
         return None
@@ -66,8 +153,7 @@ def read_checkpoint(path: Path, fingerprint: str, whose: str) -> tuple[int, dict
 
 
 def write_checkpoint(path: Path, fingerprint: str, iteration: int, tensors: dict[str, Tensor]) -> None:
-    """Write a checkpoint anew; a crash never leaves half of one."""
+    """Replace a checkpoint as a whole; a crash leaves the previous one."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(path.name + ".part")
-    save_file(tensors, str(part), metadata={"fingerprint": fingerprint, "iteration": str(iteration)})
-    os.replace(part, path)
+    data = serialize_tensors(tensors, metadata={"fingerprint": fingerprint, "iteration": str(iteration)})
+    atomic_write(path, lambda file: file.write(data))

@@ -1,4 +1,4 @@
-"""Tokens in: one validated dataset, whatever the user has.
+"""Tokens: one validated dataset from whatever container the user has.
 
 Everything downstream sees ``X: (N, s, d)`` with masked tokens set to zero, on one device, in one dtype.
 """
@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 TokensLike = Any  # array, tensor, or a list of ragged (s_i, d) arrays
-CHUNK = 1 << 24  # numbers of float64 at a time: 128 MiB
-LONG: dict[type, type] = {np.longdouble: np.float64, np.clongdouble: np.complex128}
+TOKEN_CHUNK = 1 << 24  # numbers converted to float64 at a time: 128 MiB
+TORCH_DTYPES: dict[type, type] = {np.longdouble: np.float64, np.clongdouble: np.complex128}
 
 
 @final
@@ -54,7 +54,7 @@ class TokenDataset:
                 raise ValueError("X is a TokenDataset, which has its own mask; pass mask=None.")
             X, mask = X.X, X.mask
         if isinstance(X, np.ndarray) and X.dtype == object and X.ndim == 1:
-            X = list(X)  # how NumPy holds ragged samples
+            X = list(X)  # NumPy stores ragged samples as an array of objects
         if isinstance(X, (list, tuple)):
             ragged = _ragged(X)
             if ragged is not None:
@@ -76,7 +76,7 @@ class TokenDataset:
         if length is not None:
             tokens, mask_tensor = _pad(tokens, mask_tensor, length)
         if mask_tensor is not None and bool(mask_tensor.all()):
-            mask_tensor = None  # nothing is hidden: heads that know no masks take such samples, too
+            mask_tensor = None  # no token is masked: heads without support for masks take such samples, too
         return cls(tokens, mask_tensor)
 
     @property
@@ -124,7 +124,7 @@ class TokenDataset:
         weight = self.X.new_ones(self.n_samples, dtype=torch.float64) if w is None else w.to(self.X.device).double()
         rows = weight[:, None].expand(self.X.shape[:2]) if self.mask is None else weight[:, None] * self.mask
         total = rows.sum()
-        # about a token that counts: a constant channel then deviates by zero exactly, however many tokens are summed
+        # deviations from one real token: exactly zero for a constant channel, however many tokens are summed
         first = rows.flatten().gt(0).to(torch.uint8).argmax()
         origin = self.X.flatten(0, 1)[first].double()
         shift = self._sum(rows, origin, power=1) / total
@@ -135,7 +135,7 @@ class TokenDataset:
 
     def _sum(self, rows: Tensor, origin: Tensor, power: int) -> Tensor:
         """``(d,)`` the sum of ``rows * (X - origin)**power`` in float64, some samples at a time."""
-        step = max(1, CHUNK // (self.n_tokens * self.width))
+        step = max(1, TOKEN_CHUNK // (self.n_tokens * self.width))
         parts = zip(self.X.split(step), rows.split(step), strict=True)
         return sum(
             (torch.einsum("ns,nsd->d", part, (X.double() - origin).pow(power)) for X, part in parts),
@@ -171,16 +171,18 @@ def as_tensor(values: Any, name: str) -> Tensor:
                 f"{name} holds {array.dtype} values; expected numbers. argument must be a string or a number "
                 f"that converts to float ({error})."
             ) from error
-    # torch knows neither foreign byte orders nor long doubles
-    array = array.astype(LONG.get(array.dtype.type, array.dtype.newbyteorder("=")), copy=False)
+    if array.dtype.kind in "Mm":
+        raise TypeError(f"{name} holds {array.dtype} values; expected numbers.")
+    # torch has no other byte orders and no long doubles
+    array = array.astype(TORCH_DTYPES.get(array.dtype.type, array.dtype.newbyteorder("=")), copy=False)
     if not (array.flags.writeable and array.flags.c_contiguous) or any(stride < 0 for stride in array.strides):
-        array = array.copy()  # not ascontiguousarray, which gives a scalar an axis
+        array = array.copy()  # ascontiguousarray would give a scalar an axis
     return torch.from_numpy(array)
 
 
 def check_finite(values: Tensor, name: str) -> None:
     """Raise when a value is NaN or infinite; say how many and where the first one is."""
-    # one reduction instead of a mask of the size of the data: NaN and inf survive a sum
+    # one reduction instead of a mask as large as the data: a sum with NaN or inf in it is not finite
     if values.numel() == 0 or bool(torch.isfinite(values.sum())):
         return
     bad = ~torch.isfinite(values)
@@ -263,7 +265,7 @@ def _ragged(X: Sequence[Any]) -> tuple[Tensor, Tensor] | None:
 
 def _check_mask(mask: Any, X: Tensor) -> Tensor:
     """Validate ``mask: (N, s)``; True (or 1) marks a real token."""
-    values = as_tensor(mask, "mask").to(X.device, copy=True)  # small, so later changes of the caller's do no harm
+    values = as_tensor(mask, "mask").to(X.device, copy=True)  # a copy: the caller may change its array later
     if tuple(values.shape) != tuple(X.shape[:2]):
         raise ValueError(
             f"mask has shape {tuple(values.shape)}; expected (N, s) = {tuple(X.shape[:2])}, True where a token is real."

@@ -1,4 +1,4 @@
-"""What the sequence models share: one copy of every weight a seed, embeddings, and the last layer apart from the rest."""
+"""What the sequence models share: a copy of every weight for each seed, embeddings, and access to the last layer."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ EMBEDDINGS = ("learned", "fixed", "one_hot")
 
 
 class Draws:
-    """Gaussian numbers with a leading seed axis; what a seed gets depends on that seed alone."""
+    """Gaussian numbers with a leading seed axis; those of a seed do not depend on the other seeds."""
 
     def __init__(self, seeds: Iterable[int]) -> None:
         self.generators = [torch.Generator().manual_seed(7 + seed) for seed in seeds]
@@ -95,7 +95,7 @@ class SequenceModel(nn.Module, ABC):
         return sum(parameter[0].numel() for parameter in self.parameters())
 
     def zero(self) -> Tensor:
-        """``(S,)`` of zeros where the model lives."""
+        """``(S,)`` of zeros, on the device of the model."""
         return next(self.parameters()).new_zeros(len(self.seeds))
 
     def expanded(self, symbols: Tensor) -> Tensor:
@@ -139,7 +139,7 @@ class Embedding(nn.Module):
             self.register_buffer("table", table)
 
     def forward(self, symbols: Tensor) -> Tensor:
-        """``(S, B, n)`` -> ``(S, B, n, d)``, by a product with one-hot rows: its gradient has no scattered additions."""
+        """``(S, B, n)`` -> ``(S, B, n, d)``, by a product with one-hot rows, whose gradient needs no scatter."""
         hot = (symbols + self.shift).unsqueeze(-1).eq(self.symbols).to(self.table.dtype)
         return (hot.flatten(1, 2) @ self.table).view(*symbols.shape, self.width)
 

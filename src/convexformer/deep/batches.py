@@ -1,4 +1,4 @@
-"""Each seed's own split and its own order of minibatches, a function of the iteration alone: resuming needs no state."""
+"""Splits and minibatches, one order for each seed; a batch depends on the iteration alone, so resuming needs no state."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What can be certified of a trained stack: its last layer, given all that lies below."""
+"""The part of a trained stack that can be certified: its last layer, with the layers below frozen."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ import torch
 from sklearn.exceptions import ConvergenceWarning
 from torch import Tensor
 
-from convexformer.architecture import Weights
-from convexformer.certificates import Certificate, certify
+from convexformer.certificates import Certificate
 from convexformer.deep.base import SequenceModel
 from convexformer.deep.batches import Data, Split
 from convexformer.heads import Attention, Linear
 from convexformer.problem import Problem
 from convexformer.registry import one_of
 from convexformer.solution import Solution
-from convexformer.solvers import solve
+from convexformer.solving import certify, solve
+from convexformer.weights import Weights
 
 
 @final
@@ -106,7 +106,7 @@ def certify_last_layer(
         k = model.seeds.index(seed)
         train, test = ((H[k].double(), y[k]) for H, (_, y) in zip(sides, (split.train, split.test), strict=True))
         Z = model.last_weights()[k].detach().double()
-        if penalty == "ridge":  # one token, all features
+        if penalty == "ridge":  # all features as one token
             train, test, Z = _flat(*train), _flat(*test), Z.flatten(0, 1)
         missing = sorted(set(range(model.n_classes)) - set(train[1].unique().tolist()))
         if missing:
@@ -120,7 +120,7 @@ def certify_last_layer(
             dtype=torch.float64,
         )
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", ConvergenceWarning)  # the status and the certificate say it
+            warnings.simplefilter("ignore", ConvergenceWarning)  # the status and the certificate say so
             solution = solve(problem, tolerance, max_iter=max_iter, max_time=max_time, progress=progress)
         own = [_accuracy(solution.predict(X), y) for X, y in (train, test)]
         before = [_accuracy(_logits(X, Z), y) for X, y in (train, test)]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
 from dataclasses import asdict
 from pathlib import Path
@@ -14,11 +12,12 @@ import torch
 from torch import Tensor
 
 from convexformer.data.files import read_checkpoint, write_checkpoint
+from convexformer.data.fingerprint import fingerprint
 from convexformer.deep.base import SequenceModel
 from convexformer.deep.batches import Split
 from convexformer.deep.options import Training
 
-FREE = ("iterations", "target", "max_time", "spectra_every")  # may differ between a run and its continuation
+UNFIXED_OPTIONS = ("iterations", "target", "max_time", "spectra_every")  # may differ between a run and its continuation
 
 
 @final
@@ -40,7 +39,7 @@ class TrainingCheckpoint:
         return iteration, state, past
 
     def write(self, iteration: int, state: dict[str, Tensor], history: dict[str, np.ndarray]) -> None:
-        """Write the file anew; a crash never leaves half of one."""
+        """Replace the file as a whole."""
         tensors = {name: value.detach().cpu().contiguous().clone() for name, value in state.items()}
         tensors |= {
             f"history.{name}": torch.from_numpy(np.ascontiguousarray(values)) for name, values in history.items()
@@ -49,11 +48,15 @@ class TrainingCheckpoint:
 
 
 def _fingerprint(model: SequenceModel, split: Split, training: Training) -> str:
-    """Hash what defines a run: model, seeds, samples, and all options that bear on an iteration."""
-    digest = hashlib.sha256()
-    options = {key: value for key, value in asdict(training).items() if key not in FREE}
-    facts = {"model": type(model).__name__, "config": model.config(), "seeds": model.seeds, "training": options}
-    digest.update(json.dumps(facts, sort_keys=True).encode())
-    for values in (*split.train, *split.test):
-        digest.update(values.cpu().numpy().tobytes())
-    return digest.hexdigest()
+    """Hash what defines a run: model, seeds, samples, and all options that change an iteration."""
+    options = {key: value for key, value in asdict(training).items() if key not in UNFIXED_OPTIONS}
+    return fingerprint(
+        {
+            "model": type(model).__name__,
+            "config": model.config(),
+            "seeds": model.seeds,
+            "training": options,
+            "train": split.train,
+            "test": split.test,
+        }
+    )

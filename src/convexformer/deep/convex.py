@@ -74,12 +74,12 @@ class ConvexTransformer(SequenceModel):
             outputs = self.n_classes if layer == self.depth - 1 else self.hidden
             self.register_buffer(f"U{layer}", self._gates(tokens, size // self.blocks))
             inputs = self.blocks * self.gates * tokens * size // self.blocks
-            # half the gates are open, so this keeps the size of what passes through
+            # half the gates are open: this scale keeps the variance of the activations
             self.Z.append(nn.Parameter(self.draws.normal(inputs, outputs, scale=scale / math.sqrt(inputs / 2))))
             tokens, size = 1, self.hidden
 
     def last_tokens(self, symbols: Tensor) -> Tensor:
-        """``(S, B, blocks * gates * n, d / blocks)``: each token's block behind each gate, open or shut."""
+        """``(S, B, blocks * gates * n, d / blocks)``: each token's block times each gate, 0 or 1."""
         X = self.embedding(self.expanded(symbols))  # (S, B, n, d)
         for layer in range(self.depth - 1):
             out = (self._gated(self._input(X, layer), layer).flatten(2) @ self.Z[layer]).unsqueeze(2)
@@ -170,7 +170,7 @@ def stacked_fastfood(model: SequenceModel, layer: int, size: int, kind: str, sig
     """
     maps = [Fastfood(kind, sigma=sigma, seed=1000 * seed + layer).build(size) for seed in model.seeds]
     model.register_buffer(f"fastfood{layer}", torch.stack([each.matrix().float() for each in maps]))
-    return maps[0].activate, maps[0]._n_features_out
+    return maps[0].activate, maps[0].n_outputs
 
 
 def apply_fastfood(model: SequenceModel, layer: int, X: Tensor, activate: Activate) -> Tensor:

@@ -1,4 +1,4 @@
-"""What training leaves behind: accuracies, losses and singular values over iterations, one column a seed."""
+"""The history of a training: accuracies, losses and singular values over iterations, one column a seed."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ class Run:
         return self.iterations_to(accuracy, "test") - self.iterations_to(accuracy, "train")
 
     def summary(self, accuracy: float = 0.99) -> dict[str, Any]:
-        """Return the numbers of a table row, JSON at hand: None where a seed never reached the accuracy."""
+        """Return the numbers of a table row as plain JSON; None where a seed never reached the accuracy."""
         test = self.iterations_to(accuracy)
         return {
             "task": self.task,
@@ -116,6 +116,6 @@ class Run:
 
 
 def plain(values: np.ndarray) -> list[float | None]:
-    """Numbers as JSON has them: nan becomes None, whole numbers lose their point."""
+    """Return numbers for JSON: NaN as None, whole numbers as integers."""
     rounded = (round(float(v), 6) for v in values)
     return [None if v != v else int(v) if v == int(v) else v for v in rounded]

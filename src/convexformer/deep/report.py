@@ -18,7 +18,7 @@ class ReportTransformer(SequenceModel):
     """``logits_l = <Z2_l, phi(m(h))>``, ``h_l = <Z1_l, phi(X)>``: program (5) of the report twice, a ReLU MLP m between.
 
     ``kernel="chi"`` is its kernel preconditioning, ``phi_cvx``, which is a fixed linear map (``features.Fastfood``);
-    ``None`` leaves ``phi`` out. The report does not give the MLP: four times the width, a bias inside, as is usual. Learned
+    ``None`` leaves ``phi`` out. The report does not specify the MLP; here it has four times the width and one bias. Learned
     embeddings, so the training problem is not convex.
     """
 

@@ -13,7 +13,7 @@ from torch.nn import functional
 from convexformer.deep.base import Embedding, SequenceModel, positive
 from convexformer.registry import one_of
 
-NORMS = ("post", "pre", "none")
+LAYER_NORMS = ("post", "pre", "none")
 
 
 @final
@@ -46,7 +46,7 @@ class SoftmaxTransformer(SequenceModel):
             positive("width", width),
             positive("heads", heads),
         )
-        self.norm = one_of("norm", norm, NORMS)
+        self.norm = one_of("norm", norm, LAYER_NORMS)
         if width % heads:
             raise ValueError(f"heads={heads} do not divide width={width}; choose a divisor.")
         d, draw, length = width, self.draws.normal, 2 * self.n_tokens

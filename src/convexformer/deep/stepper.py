@@ -12,12 +12,12 @@ from convexformer.deep.base import SequenceModel
 from convexformer.deep.batches import Batches, Split
 from convexformer.deep.options import Training
 
-CHUNK = 1 << 22  # rows times classes of logits that an evaluation makes at once
+LOGIT_CHUNK = 1 << 22  # logits (rows times classes) that an evaluation computes at once
 
 
 @final
 class Stepper:
-    """Takes blocks of ``size`` steps; all seeds at once, their losses added, so that their gradients stay apart."""
+    """Takes blocks of ``size`` steps, all seeds at once: their losses are added, so each seed has its own gradient."""
 
     def __init__(self, model: SequenceModel, split: Split, training: Training, size: int) -> None:
         self.model, self.training, self.size = model, training, size
@@ -27,7 +27,7 @@ class Stepper:
         self.index = torch.zeros((size, len(model.seeds), self.batches.size), dtype=torch.long, device=X.device)
         self.parameters = list(model.parameters())
         self.learning_rate = torch.zeros((), device=X.device)
-        self.count = torch.zeros((), device=X.device)  # steps taken, on the device: a graph cannot count
+        self.count = torch.zeros((), device=X.device)  # steps taken; on the device for CUDA graphs
         self.optimiser = torch.optim.AdamW(
             self._groups(),
             lr=self.learning_rate,
@@ -54,7 +54,7 @@ class Stepper:
         kept = {name: value.clone() for name, value in self.state().items()}
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):  # libraries allocate their workspaces on first use
+        with torch.cuda.stream(stream):  # warm up: libraries allocate their workspaces on first use
             self._block(self.size)
         torch.cuda.current_stream().wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
@@ -90,7 +90,7 @@ class Stepper:
         """``(4, S)``: train accuracy and loss, test accuracy and loss."""
         series = []
         for X, y in (self.split.train, self.split.test):
-            rows = max(1, CHUNK // (self.model.n_classes * len(self.model.seeds)))
+            rows = max(1, LOGIT_CHUNK // (self.model.n_classes * len(self.model.seeds)))
             right, loss = self.model.zero(), self.model.zero()
             for begin in range(0, X.shape[1], rows):
                 part = y[:, begin : begin + rows]
@@ -129,7 +129,7 @@ class Stepper:
         return functional.cross_entropy(logits.flatten(0, 1), y.flatten(), reduction="none").view(y.shape)
 
     def _groups(self) -> list[dict[str, object]]:
-        """Decayed and not: gains never are, nor the layers when a penalty of their own takes that part."""
+        """Parameters with weight decay and without: gains have none, nor layers that have a penalty of their own."""
         free = self.model.undecayed()
         if self.training.penalty == "group":
             layers = {id(Z) for Z in self.model.matrices().values()}

@@ -6,12 +6,10 @@ import math
 import os
 import time
 from collections.abc import Callable
-from contextlib import nullcontext
 from typing import Any, final
 
 import numpy as np
 import torch
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from convexformer.data.tokens import pick_device
 from convexformer.deep.base import SequenceModel
@@ -21,10 +19,11 @@ from convexformer.deep.history import SERIES, History, Outcome, Run
 from convexformer.deep.options import Training
 from convexformer.deep.spectra import singular_values
 from convexformer.deep.stepper import Stepper
+from convexformer.progress import StepBar, step_bar
 from convexformer.threads import few_threads
 
 CHECKPOINT_SECONDS = 30.0
-BLOCK = 10  # most steps in one CUDA graph
+MAX_GRAPH_STEPS = 10  # in one CUDA graph
 
 
 def train(
@@ -39,25 +38,25 @@ def train(
     callback: Callable[[Run], object] | None = None,
     **changes: Any,
 ) -> Run:
-    """Train a model from where it stands, in place, and return it with its history.
+    """Train a model in place, from its current weights, and return it with its history.
 
     ``data`` is a task, split anew for each seed (``training.train_fraction``), or a pair ``(train, test)``. ``training``
     holds the options, and keywords change single ones: ``train(model, task, learning_rate=1e-2, iterations=500)``. All
-    seeds run at once. On a GPU steps are replayed as a CUDA graph (``graph=False``: not).
+    seeds run at once. On a GPU steps are replayed as a CUDA graph, unless ``graph=False``.
 
-    ``checkpoint`` names a file that is rewritten every half minute and at the end; a call that finds it goes on from it,
-    exactly. ``callback(run)`` sees the run at every evaluation and stops it by returning True. Ctrl-C returns what there is.
+    ``checkpoint`` names a file that is rewritten every half minute and at the end; a call that finds it continues from it,
+    with the same result as without the interruption. ``callback(run)`` gets the run at every evaluation and stops it by
+    returning True. Ctrl-C returns the run so far.
 
-    The training problem is not convex, unless ``model.convex_last_layer``; there is no certificate for what comes out, but
-    for the last layer, by ``certify_last_layer``.
+    The training problem is not convex, unless ``model.convex_last_layer``, so its result has no certificate; the last layer
+    alone can be certified afterwards (``certify_last_layer``).
     """
     options = (training or Training()).but(**changes)
     started = time.perf_counter()
     model.to(pick_device(device))
     split = Split.of(data, options.train_fraction, model)
     keeper = None if checkpoint is None else TrainingCheckpoint(checkpoint, model, split, options)
-    bar = _bar(progress)
-    with few_threads(split.train[0]), bar or nullcontext():
+    with few_threads(split.train[0]), step_bar(split.task, options.iterations, shown=progress) as bar:
         loop = _Loop(model, split, options, keeper)
         found = None if keeper is None else keeper.read()
         if found is not None:
@@ -77,14 +76,14 @@ def train(
 
 @final
 class _Loop:
-    """Steps, evaluations, and what has been recorded."""
+    """The state of one training: the stepper, the iteration, the records."""
 
     def __init__(
         self, model: SequenceModel, split: Split, training: Training, keeper: TrainingCheckpoint | None
     ) -> None:
         self.model, self.split, self.training, self.keeper = model, split, training, keeper
-        # a block never runs past an evaluation
-        self.stepper = Stepper(model, split, training, math.gcd(BLOCK, training.evaluate_every))
+        # blocks of steps end at evaluations
+        self.stepper = Stepper(model, split, training, math.gcd(MAX_GRAPH_STEPS, training.evaluate_every))
         self.iteration, self.seconds, self.setup_seconds = 0, 0.0, 0.0
         self.evaluations: list[np.ndarray] = []  # (4, S) each
         self.clock: list[tuple[int, float]] = []
@@ -92,10 +91,9 @@ class _Loop:
         self.spectra_at: list[int] = []
         self._kept = time.perf_counter()
 
-    def follow(self, callback: Callable[[Run], object] | None, bar: Progress | None) -> Outcome:
+    def follow(self, callback: Callable[[Run], object] | None, bar: StepBar | None) -> Outcome:
         """Train to the target or a limit."""
         last, every = self.training.iterations, self.training.evaluate_every
-        task = None if bar is None else bar.add_task(self.split.task, total=last, line="")
         if not self.evaluations:
             self.record()
         begun = time.perf_counter() - self.seconds
@@ -104,14 +102,14 @@ class _Loop:
             while self.iteration < stop:
                 self.iteration += self.stepper.take(self.iteration, stop - self.iteration)
             self.record(begun)
-            if bar is not None and task is not None:
-                bar.update(task, completed=self.iteration, line=self._line())
+            if bar is not None:
+                bar.move_to(self.iteration, self._note())
             self.keep()
         return outcome
 
     def record(self, begun: float | None = None) -> None:
         """Evaluate, and take singular values where they are due; the clock counts training and evaluation."""
-        numbers = self.stepper.evaluate().cpu().numpy().astype(float)  # waits for the device
+        numbers = self.stepper.evaluate().cpu().numpy().astype(float)  # synchronises with the device
         self.seconds = 0.0 if begun is None else time.perf_counter() - begun
         self.evaluations.append(numbers)
         self.clock.append((self.iteration, self.seconds))
@@ -132,7 +130,7 @@ class _Loop:
         self._kept = time.perf_counter()
 
     def resume(self, iteration: int, state: dict[str, torch.Tensor], history: dict[str, np.ndarray]) -> None:
-        """Go back to where a checkpoint was written."""
+        """Continue from the state of a checkpoint."""
         self.stepper.restore(state)
         self.iteration = iteration
         self.evaluations = list(history["evaluations"])
@@ -142,7 +140,7 @@ class _Loop:
         self.spectra = {name[8:]: list(values) for name, values in history.items() if name.startswith("spectra.")}
 
     def run(self, outcome: Outcome) -> Run:
-        """Return what there is so far."""
+        """Return the run so far."""
         table = np.stack(self.evaluations)  # (E, 4, S)
         steps, seconds = zip(*self.clock, strict=True)
         history = History(
@@ -175,13 +173,6 @@ class _Loop:
         best = np.stack(self.evaluations)[:, [0, 2]].max(0)  # (2, S)
         return bool((best >= self.training.target).all())
 
-    def _line(self) -> str:
+    def _note(self) -> str:
         train, _, test, _ = self.evaluations[-1]
         return f"train {train.mean():.1%}, test {test.min():.1%} to {test.max():.1%}"
-
-
-def _bar(progress: bool) -> Progress | None:
-    if not progress:
-        return None
-    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed} {task.fields[line]}"))
-    return Progress(*columns, TimeElapsedColumn(), transient=True)

@@ -1,12 +1,12 @@
-"""The way it is done today: the ordinary network, trained by Adam from a random start."""
+"""The usual way: the ordinary network, trained by Adam from a random start."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from convexformer.architecture import Network
 from convexformer.networks import AttentionNetwork, train_in_simplex
+from convexformer.networks.base import Network
 from convexformer.problem import Problem
 from convexformer.threads import few_threads
 
@@ -36,6 +36,7 @@ def train_adam(
 
 def network_objective(problem: Problem, network: Network) -> Tensor:
     """``sum_i w_i L(f(X_i), y_i) + beta * decay()``, differentiable."""
-    outputs = network(problem.tokens.X, problem.tokens.mask).reshape(problem.Y.shape)
-    data = (problem.w * problem.loss.value(outputs, problem.Y)).sum()
-    return data + problem.beta * network.decay()
+    objective = problem.objective
+    outputs = network(problem.tokens.X, problem.tokens.mask).reshape(objective.targets.shape)
+    losses = objective.loss.value(outputs, objective.targets)
+    return objective.rows.dot(objective.sample_weight, losses) + problem.beta * network.decay()

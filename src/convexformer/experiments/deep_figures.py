@@ -12,7 +12,7 @@ from matplotlib.ticker import PercentFormatter
 
 from convexformer.deep import History, Run
 
-GREY = "0.55"
+GUIDE_COLOUR = "0.55"
 
 
 def learning(runs: dict[str, Run], file: Path, title: str = "", chance: float | None = None) -> Path:
@@ -29,10 +29,10 @@ def learning(runs: dict[str, Run], file: Path, title: str = "", chance: float | 
         axis.grid(alpha=0.3)
     for axis in axes[:2]:
         axis.set_ylim(-0.03, 1.03)
-        axis.axhline(0.99, color=GREY, linewidth=0.8, linestyle=":")
+        axis.axhline(0.99, color=GUIDE_COLOUR, linewidth=0.8, linestyle=":")
         axis.yaxis.set_major_formatter(PercentFormatter(1.0))
     if chance is not None:
-        axes[1].axhline(chance, color=GREY, linewidth=0.8, linestyle="--")
+        axes[1].axhline(chance, color=GUIDE_COLOUR, linewidth=0.8, linestyle="--")
     axes[2].set_yscale("log")
     figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=3, fontsize=8)
     if title:
@@ -136,7 +136,7 @@ def fractions(curves: dict[str, dict[float, np.ndarray]], file: Path, title: str
     axis.xaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
     axis.set_xticks(sorted({share for points in curves.values() for share in points}))
     axis.yaxis.set_major_formatter(PercentFormatter(1.0))
-    axis.axhline(0.99, color=GREY, linewidth=0.8, linestyle=":")
+    axis.axhline(0.99, color=GUIDE_COLOUR, linewidth=0.8, linestyle=":")
     axis.grid(alpha=0.3)
     axis.legend(fontsize=8)
     if title:
@@ -158,7 +158,7 @@ def _band(axis: Axes, history: History, series: str, line: str, label: str) -> N
 
 
 def _bar(axis: Axes, place: float, values: list[float | None], shade: str, trained: int) -> None:
-    """Draw the median as a bar, the seeds as dots; the word never where no seed arrived."""
+    """Draw the median as a bar and the seeds as dots; write "never" where no seed reached the goal."""
     there = [value for value in values if value is not None]
     if not there:
         where = axis.get_yaxis_transform()  # x in shares of the axis
@@ -172,7 +172,7 @@ def _bar(axis: Axes, place: float, values: list[float | None], shade: str, train
 
 
 def _clock(history: History) -> np.ndarray:
-    """Return when singular values were taken; on a logarithmic axis the start stands half a record to the left."""
+    """Return the iterations of the recorded spectra; iteration 0 becomes half the first step, for a log axis."""
     steps = history.spectra_iteration
     return np.maximum(steps, steps[1] / 2 if len(steps) > 1 else 1)
 

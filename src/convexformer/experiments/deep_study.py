@@ -1,72 +1,40 @@
-"""What the experiments on trained stacks share: rows of a table, claims and verdicts, and the folder they are written to."""
+"""What the experiments on trained stacks share: models by name, rows of a table, and certified last layers."""
 
 from __future__ import annotations
 
-import json
-import time
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, field, replace
-from enum import Enum
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, final
 
 import numpy as np
 import torch
 from rich.console import Console
-from rich.table import Table
 
-from convexformer import __version__
 from convexformer.data import SymbolTask
+from convexformer.data.files import atomic_write
 from convexformer.data.tokens import pick_device
 from convexformer.deep import CertifiedLayer, Outcome, Recipe, Run, certify_last_layer, train
 from convexformer.experiments.document import Document
 from convexformer.experiments.registry import PRESETS
+from convexformer.experiments.study import Study, Verdict
 from convexformer.registry import one_of
 
-TOLERANCE = 1e-4
-
-
-class Verdict(Enum):
-    """Whether a claim of a paper was seen."""
-
-    YES = "reproduced"
-    PARTLY = "partly"
-    NO = "not reproduced"
-    OPEN = "not tested"
-
-
-@final
-@dataclass(frozen=True)
-class Finding:
-    """A paper's claim beside what was measured."""
-
-    source: str
-    claim: str
-    measured: str
-    verdict: Verdict
+LAYER_TOLERANCE = 1e-4  # relative gap to which last layers are solved
 
 
 @final
 @dataclass
-class Study:
-    """One experiment on its way: settings, runs by name, findings, certified last layers, figures."""
+class TrainedStacks:
+    """The models that a study trains, by name, and their certified last layers."""
 
-    name: str
-    title: str
-    output: Path
-    quick: bool
+    study: Study
     presets: tuple[str, ...]
-    console: Console
     device: torch.device
     seeds: int
     runs: dict[str, Run] = field(default_factory=dict)
     recipes: dict[str, Recipe] = field(default_factory=dict)
-    findings: list[Finding] = field(default_factory=list)
     layers: dict[str, list[CertifiedLayer]] = field(default_factory=dict)
-    figures: list[tuple[Path, str]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
-    numbers: dict[str, Any] = field(default_factory=dict)
-    started: float = field(default_factory=time.perf_counter)
 
     @classmethod
     def begin(
@@ -78,97 +46,96 @@ class Study:
         preset: str | None,
         console: Console | None,
         quick_seeds: int = 2,
-    ) -> Study:
-        """Read the options and make the folder; a full run has all presets and five seeds, a quick one fewer."""
-        name_of = ("tuned" if quick else "all") if preset is None else one_of("preset", preset, PRESETS)
+    ) -> TrainedStacks:
+        """Begin a study; a full run has all presets and five seeds, a quick one fewer."""
+        default = "tuned" if quick else "all"
+        name_of = default if preset is None else one_of("preset", preset, PRESETS)
         chosen = tuple(each for each in PRESETS if each != "all") if name_of == "all" else (name_of,)
-        output = Path(output)
-        output.mkdir(parents=True, exist_ok=True)
-        return cls(
-            name, title, output, quick, chosen, console or Console(), pick_device("auto"), quick_seeds if quick else 5
-        )
+        study = Study.begin(name, title, output, quick, console)
+        return cls(study, chosen, pick_device("auto"), quick_seeds if quick else 5)
+
+    @property
+    def quick(self) -> bool:
+        """Whether this is a quick run."""
+        return self.study.quick
 
     def train(self, key: str, recipe: Recipe, task: SymbolTask, **changes: Any) -> Run:
         """Train one row of the table."""
-        recipe = recipe.but(**changes)
+        recipe, console = recipe.but(**changes), self.study.console
         model = recipe.model(task, seeds=self.seeds)
-        with self.console.status(f"{recipe.label}, {task.name}: {self.seeds} seeds on {self.device.type}"):
+        with console.status(f"{recipe.label}, {task.name}: {self.seeds} seeds on {self.device.type}"):
             run = train(model, task, recipe.training, device=self.device)
         self.runs[key], self.recipes[key] = run, recipe
         reached = int(np.isfinite(run.iterations_to()).sum())
-        self.console.print(
-            f"[dim]{time.perf_counter() - self.started:6.1f} s[/] {recipe.label}, {task.name}: 99% on {reached} of "
+        console.print(
+            f"[dim]{self.study.seconds:6.1f} s[/] {recipe.label}, {task.name}: 99% on {reached} of "
             f"{self.seeds} seeds, iterations {steps(run.iterations_to())}, best {span(run.history.test_accuracy.max(0))}",
             highlight=False,
         )
         return run
 
     def certify(self, key: str, task: SymbolTask, **options: Any) -> None:
-        """Solve the last layer of a row's model, of its first seed in a quick run, of all in a full one."""
+        """Solve the last layer of a row's model, for its first seed in a quick run, for all seeds in a full one."""
         run = self.runs[key]
         options.setdefault("train_fraction", run.training.train_fraction)
-        with self.console.status(f"last layer of {self.recipes[key].label}"):
+        with self.study.console.status(f"last layer of {self.recipes[key].label}"):
             seeds = [run.model.seeds[0]] if self.quick else None
-            self.layers[key] = certify_last_layer(run.model, task, tolerance=TOLERANCE, seeds=seeds, **options)
-
-    def find(self, source: str, claim: str, measured: str, verdict: Verdict) -> None:
-        """Set a claim beside what was measured."""
-        self.findings.append(Finding(source, claim, measured, verdict))
-
-    def draw(self, figure: Callable[..., Path], name: str, caption: str, *arguments: Any, **options: Any) -> None:
-        """Draw a figure into the folder."""
-        self.figures.append((figure(*arguments, file=self.output / name, **options), caption))
-
-    # ------------------------------------------------------------------ the folder
-
-    def finish(self) -> dict[str, Any]:
-        """Write summary, results and config; return the results."""
-        seconds = time.perf_counter() - self.started
-        self._be_fair()
-        proofs = [layer for layers in self.layers.values() for layer in layers]
-        result = {
-            "certified": all(layer.certificate.meets(TOLERANCE) for layer in proofs),
-            "findings": [{**asdict(each), "verdict": each.verdict.value} for each in self.findings],
-            "rows": dict(zip(self.runs, self.rows(), strict=True)),
-            "last_layers": {key: [layer.summary() for layer in layers] for key, layers in self.layers.items()},
-            "numbers": self.numbers,
-            "figures": [file.name for file, _ in self.figures],
-            "seconds": seconds,
-        }
-        (self.output / "results.json").write_text(json.dumps(result, indent=1) + "\n")
-        (self.output / "config.json").write_text(json.dumps(self.settings(), indent=1) + "\n")
-        np.savez_compressed(self.output / "histories.npz", **self._curves())  # every curve, to draw figures anew
-        self._document(seconds).write(self.output)
-        self._print(seconds)
-        return result
-
-    def _be_fair(self) -> None:
-        """A quick run that stopped by the clock refutes nothing: its negative verdicts become open ones."""
-        if not self.quick or not any(run.outcome is Outcome.MAX_TIME for run in self.runs.values()):
-            return
-        self.findings = [
-            replace(each, verdict=Verdict.OPEN) if each.verdict is Verdict.NO else each for each in self.findings
-        ]
-        self.notes.append(
-            "Some models of this quick run were stopped by the clock; what they did not reach is not tested."
-        )
+            self.layers[key] = certify_last_layer(run.model, task, tolerance=LAYER_TOLERANCE, seeds=seeds, **options)
 
     def rows(self) -> list[dict[str, Any]]:
         """Return the numbers of every row of the table."""
         return [{"label": self.recipes[key].label, **run.summary()} for key, run in self.runs.items()]
 
-    def settings(self) -> dict[str, Any]:
+    # ------------------------------------------------------------------ the folder
+
+    def finish(self) -> dict[str, Any]:
+        """Write summary, results, config and curves; return the results."""
+        study, seconds = self.study, self.study.seconds
+        self._withhold_untested()
+        proofs = [layer for layers in self.layers.values() for layer in layers]
+        parts = {
+            "findings": [
+                {"source": each.source, "claim": each.claim, "measured": each.measured, "verdict": each.verdict.value}
+                for each in study.findings
+            ],
+            "rows": dict(zip(self.runs, self.rows(), strict=True)),
+            "last_layers": {key: [layer.summary() for layer in layers] for key, layers in self.layers.items()},
+        }
+        study.write_config(self._settings())
+        curves = self._curves()  # all of them, so that figures can be drawn again
+        atomic_write(study.output / "histories.npz", lambda file: np.savez_compressed(file, **curves))
+        result = study.finish(
+            certified=all(layer.certificate.meets(LAYER_TOLERANCE) for layer in proofs),
+            parts=parts,
+            figures=[file.name for file, _ in study.figures],
+            page=self._page(seconds),
+            seconds=seconds,
+        )
+        self._print(seconds)
+        return result
+
+    def _withhold_untested(self) -> None:
+        """Turn negative verdicts into open ones in a quick run in which a model was stopped by the clock."""
+        if not self.quick or not any(run.outcome is Outcome.MAX_TIME for run in self.runs.values()):
+            return
+        self.study.withhold_refutations()
+        self.notes.append(
+            "Some models of this quick run were stopped by the clock; what they did not reach is not tested."
+        )
+
+    def _settings(self) -> dict[str, Any]:
         """Return everything that decides the numbers."""
         return {
-            "convexformer": __version__,
             "torch": torch.__version__,
-            "experiment": self.name,
             "quick": self.quick,
             "presets": list(self.presets),
             "seeds": list(range(self.seeds)),
-            "device": next((run.device for run in self.runs.values()), str(self.device)),
+            "device": self._device_name(),
             "rows": {key: {"task": self.runs[key].task, **recipe.settings()} for key, recipe in self.recipes.items()},
         }
+
+    def _device_name(self) -> str:
+        return next((run.device for run in self.runs.values()), str(self.device))
 
     def _curves(self) -> dict[str, Any]:
         curves: dict[str, Any] = {}
@@ -177,17 +144,18 @@ class Study:
             curves |= {f"{key}/{name}": values for name, values in parts.items() if isinstance(values, np.ndarray)}
         return curves
 
-    def _document(self, seconds: float) -> Document:
-        page = Document(self.title)
-        device = self.settings()["device"]
+    def _page(self, seconds: float) -> Document:
+        study = self.study
+        page = study.page()
         page.text(
-            f"{'Quick' if self.quick else 'Full'} run, presets {', '.join(self.presets)}, {self.seeds} seeds, {device}, "
-            f"{seconds:.0f} s. Settings: config.json; all numbers: results.json; curves: histories.npz."
+            f"{'Quick' if self.quick else 'Full'} run, presets {', '.join(self.presets)}, {self.seeds} seeds, "
+            f"{self._device_name()}, {seconds:.0f} s. Settings: config.json; all numbers: results.json; curves: "
+            "histories.npz."
         )
         page.heading("Claims and measurements")
         page.table(
             ["source", "claim", "measured", "verdict"],
-            [[each.source, each.claim, each.measured, each.verdict.value] for each in self.findings],
+            [[each.source, each.claim, each.measured, each.verdict.value] for each in study.findings],
         )
         page.heading("Models")
         page.table(ROW_HEADER, [self._row(key) for key in self.runs])
@@ -207,7 +175,7 @@ class Study:
             )
         for note in self.notes:
             page.text(note)
-        for file, caption in self.figures:
+        for file, caption in study.figures:
             page.figure(file, caption)
         return page
 
@@ -228,21 +196,16 @@ class Study:
         ]
 
     def _print(self, seconds: float) -> None:
-        table = Table(title=self.title, show_lines=True)
-        for column in ("claim", "measured", "verdict"):
-            table.add_column(column)
-        colours = {Verdict.YES: "green", Verdict.PARTLY: "yellow", Verdict.NO: "red", Verdict.OPEN: "dim"}
-        for each in self.findings:
-            verdict = f"[{colours[each.verdict]}]{each.verdict.value}[/]"
-            table.add_row(f"[bold]{each.source}:[/] {each.claim}", each.measured, verdict)
-        self.console.print(table)
+        study = self.study
+        study.print_findings(
+            study.title,
+            ("measured", "verdict"),
+            [(each.measured, f"[{each.verdict.colour}]{each.verdict.value}[/]") for each in study.findings],
+        )
         for key, layers in self.layers.items():
             gap = max(layer.certificate.relative_gap for layer in layers)
-            self.console.print(f"Last layer of {self.recipes[key].label}: certified to a relative gap of {gap:.0e}")
-        self.console.print("Figures: " + ", ".join(str(file) for file, _ in self.figures))
-        self.console.print(
-            f"[dim]{seconds:.0f} s in all; {self.output / 'summary.md'}, .html, results.json, config.json[/]"
-        )
+            study.console.print(f"Last layer of {self.recipes[key].label}: certified to a relative gap of {gap:.0e}")
+        study.print_files(seconds, ".html, results.json, config.json")
 
 
 ROW_HEADER = [
@@ -281,12 +244,12 @@ def _layer_row(label: str, layer: CertifiedLayer) -> list[str]:
 
 
 def every(count: int, total: int) -> Verdict:
-    """All seeds: yes. Some: partly."""
+    """Return yes for all seeds, partly for some, no for none."""
     return Verdict.YES if count == total else Verdict.PARTLY if count else Verdict.NO
 
 
 def steps(values: np.ndarray, form: str = "{:,.0f}") -> str:
-    """Write the median of those that arrived, and how many did if not all."""
+    """Write the median over the seeds that reached a goal, and how many did if not all."""
     there = values[np.isfinite(values)]
     if not len(there):
         return "never"
@@ -302,12 +265,12 @@ def span(values: np.ndarray) -> str:
 
 
 def worst(values: np.ndarray) -> str:
-    """Write the largest, or that some never arrived."""
+    """Write the largest value, or "never" if some seed never reached the goal."""
     return f"{values.max():,.0f}" if np.isfinite(values).all() else "never"
 
 
 def median(values: np.ndarray) -> float:
-    """Return the median over seeds, infinite if some seed never arrived."""
+    """Return the median over seeds, infinite if some seed never reached the goal."""
     return float(np.median(values)) if np.isfinite(values).all() else float("inf")
 
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import time
 import warnings
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -13,27 +11,28 @@ from typing import Any
 import numpy as np
 import torch
 from rich.console import Console
-from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.linear_model import LogisticRegression
 
-from convexformer.architecture import Head
-from convexformer.certificates import Certificate, certify
+from convexformer.certificates import Certificate
 from convexformer.data import TokenDataset, digits
+from convexformer.data.files import write_json
 from convexformer.experiments import figures
 from convexformer.experiments.adam import train_adam
 from convexformer.heads import MLP, Attention, Linear, MLPMixer, PoolFormer, SelfAttention
+from convexformer.heads.base import Head
 from convexformer.path import Path as BetaPath
 from convexformer.path import beta_ratios, walk
 from convexformer.problem import Problem
+from convexformer.progress import spinner
 from convexformer.solution import Solution
-from convexformer.solvers import solve
+from convexformer.solving import certify, solve
 
-TOLERANCE = 1e-4
-ACTIVE = 1e-6
+DEMO_TOLERANCE = 1e-4
+ACTIVE_SHARE = 1e-6  # a token counts as active from this share of the largest token norm
 LEARNING_RATES = (0.005, 0.02, 0.08)
-HEADS: dict[str, Head] = {
+DEMO_HEADS: dict[str, Head] = {
     "attention, l1": Attention(),
     "attention, l2": Attention(decay="l2"),
     "attention, l1, gated": Attention(activation="gated_relu", gates=4),
@@ -44,7 +43,7 @@ HEADS: dict[str, Head] = {
     "mlp, gated": MLP(activation="gated_relu", gates=16),
     "linear (ridge)": Linear(),
 }
-STORY = "attention, l1"  # the head that the figures and the Adam comparison follow
+FEATURED = "attention, l1"  # the head of the figures and of the comparison with Adam
 
 
 @dataclass(frozen=True)
@@ -80,38 +79,38 @@ def run(output: Path, *, quick: bool = False, console: Console | None = None) ->
     data = _split(0.3 if quick else 0.6)
     ratios = beta_ratios(5 if quick else 8, 1e-2 if quick else 5e-3)
     rows: list[Row] = []
-    stories: dict[str, tuple[BetaPath, list[float], int]] = {}
-    with _spinner(console) as tick:
-        for name, head in HEADS.items():
-            tick(f"{name}: {len(ratios)} betas, each certified")
+    paths_by_head: dict[str, tuple[BetaPath, list[float], int]] = {}
+    with spinner("digits", console) as say:
+        for name, head in DEMO_HEADS.items():
+            say(f"{name}: {len(ratios)} betas, each certified")
             row, path, accuracies, best = _fit_path(name, head, data, ratios)
             rows.append(row)
-            stories[name] = (path, accuracies, best)
+            paths_by_head[name] = (path, accuracies, best)
         for name, flat in (("logistic, mean token", False), ("logistic, all tokens", True)):
-            tick(name)
+            say(name)
             rows.append(_logistic(name, flat, data))
-        tick("Adam from three seeds")
-        path, accuracies, best = stories[STORY]
+        say("Adam from three seeds")
+        path, accuracies, best = paths_by_head[FEATURED]
         adam, curves, cold = _adam(data, path.solutions[best], steps=150 if quick else 700)
-        tick("figures")
+        say("figures")
         files = [
             figures.token_map(path, best, output / "token_importance.png"),
-            figures.path_curves({key: stories[key][:2] for key in HEADS}, output / "path.png"),
+            figures.path_curves({key: paths_by_head[key][:2] for key in DEMO_HEADS}, output / "path.png"),
             figures.convergence(cold, curves, output / "convergence.png"),
         ]
     rows.sort(key=lambda row: -row.test_accuracy)
-    gaps = [gap for path, _, _ in stories.values() for gap in path.relative_gaps]
+    gaps = [gap for path, _, _ in paths_by_head.values() for gap in path.relative_gaps]
     _print(console, rows, adam, files, len(gaps), max(gaps))
     result = {
         "leaderboard": [asdict(row) for row in rows],
         "adam": adam,
         "solves": len(gaps),
         "worst_relative_gap": max(gaps),
-        "certified": max(gaps) <= TOLERANCE,
+        "certified": max(gaps) <= DEMO_TOLERANCE,
         "figures": [str(file) for file in files],
         "seconds": time.perf_counter() - started,
     }
-    (output / "demo.json").write_text(json.dumps(result, indent=2) + "\n")
+    write_json(output / "demo.json", result)
     console.print(f"[dim]{result['seconds']:.0f} s in all; numbers in {output / 'demo.json'}[/]")
     return result
 
@@ -132,7 +131,7 @@ def _fit_path(name: str, head: Head, data: Split, ratios: np.ndarray) -> tuple[R
     """Walk the path on the training part, choose beta on the validation part, report the test part."""
     started = time.perf_counter()
     problem = Problem(head, data.train, data.y_train, beta_ratio=1.0, intercept=True)
-    solutions = tuple(walk(problem, ratios, tolerance=TOLERANCE))
+    solutions = tuple(walk(problem, ratios, tolerance=DEMO_TOLERANCE))
     seconds = time.perf_counter() - started
     path = BetaPath(tuple(solution.beta for solution in solutions), problem.beta_max, solutions)
     valid = [_accuracy(solution, data.valid, data.y_valid) for solution in solutions]
@@ -151,7 +150,7 @@ def _active(solution: Solution) -> str:
     norms = solution.token_norms()
     if norms is None:
         return "pooled"
-    return f"{int((norms > ACTIVE * norms.max()).sum())} of {len(norms)}"
+    return f"{int((norms > ACTIVE_SHARE * norms.max()).sum())} of {len(norms)}"
 
 
 def _logistic(name: str, flat: bool, data: Split) -> Row:
@@ -175,14 +174,14 @@ def _logistic(name: str, flat: bool, data: Split) -> Row:
 
 
 def _adam(data: Split, chosen: Solution, steps: int) -> tuple[list[dict[str, Any]], dict[str, list[float]], Solution]:
-    """Solve once more from zero; train the same network by Adam from three seeds; let ``certify`` judge each.
+    """Solve once more from zero; train the same network by Adam from three seeds, and certify each.
 
     Adam gets the best of ``LEARNING_RATES`` for each seed, and its seconds count the whole sweep.
     """
     head = chosen.head
     assert isinstance(head, Attention)
     problem = Problem(head, data.train, data.y_train, beta=chosen.beta, intercept=True)
-    cold = solve(problem, tolerance=TOLERANCE)
+    cold = solve(problem, tolerance=DEMO_TOLERANCE)
     n_heads = head.recover(cold.weights, cold.layout).w1.shape[0]  # as many heads as the optimum needs
     results = [_adam_entry("certified optimum", cold.certificate, cold.objective, cold.seconds, n_heads)]
     results[0]["test_accuracy"] = _accuracy(cold, data.test, data.y_test)
@@ -216,20 +215,6 @@ def _adam_entry(name: str, proof: Certificate, optimum: float, seconds: float, h
     }
 
 
-def _spinner(console: Console) -> Any:
-    """Return a context manager that yields a function to say what is going on."""
-    from contextlib import contextmanager
-
-    @contextmanager
-    def spin() -> Iterator[Any]:
-        columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
-        with Progress(*columns, console=console, transient=True) as progress:
-            task = progress.add_task("digits", total=None)
-            yield lambda text: progress.update(task, description=text)
-
-    return spin()
-
-
 def _print(
     console: Console, rows: list[Row], adam: list[dict[str, Any]], files: list[Path], solves: int, worst: float
 ) -> None:
@@ -250,7 +235,7 @@ def _print(
     console.print(board)
     console.print(f"{solves} problems solved, no learning rate; the largest certified gap is {worst:.1e}.")
     console.print("logistic: scikit-learn. beta ratio: beta / beta_max, chosen by validation.\n", style="dim")
-    table = Table(title=f"The {STORY!r} network ({adam[0]['heads']} heads) trained by Adam")
+    table = Table(title=f"The {FEATURED!r} network ({adam[0]['heads']} heads) trained by Adam")
     for title in ("run", "objective", "above opt.", "certify gap", "test acc.", "s"):
         table.add_column(title, justify="left" if title == "run" else "right")
     for entry in adam:

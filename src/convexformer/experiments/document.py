@@ -16,7 +16,7 @@ th{background:#f3f3f3}img{max-width:100%}"""
 @final
 @dataclass
 class Document:
-    """Blocks in order; text and cells are plain words."""
+    """Headings, paragraphs, tables and figures in order, of plain text."""
 
     title: str
     _markdown: list[str] = field(default_factory=list)
@@ -31,7 +31,7 @@ class Document:
         self._add(text, f"<p>{html.escape(text)}</p>")
 
     def table(self, header: list[str], rows: list[list[str]]) -> None:
-        """Add a table of words."""
+        """Add a table."""
         lines = [header, ["---"] * len(header), *rows]
         self._add(
             "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines),

@@ -11,16 +11,17 @@ from rich.console import Console
 from convexformer.data import SymbolTask, modular_division
 from convexformer.deep import Run, recipe
 from convexformer.experiments import deep_figures as figures
-from convexformer.experiments.deep_study import Study, Verdict, every, median, ratio, span, steps, worst
+from convexformer.experiments.deep_study import TrainedStacks, every, median, ratio, span, steps, worst
+from convexformer.experiments.study import Verdict
 
 MODULUS = 97
 SWEEP = (
     "The tuned rows come from one sweep for both families (`benchmarks/gpu_grokking.py`): 3 learning rates, 3 weight decays "
     "and 2 shapes for each depth, 3 seeds each, other seeds than those reported here."
 )
-LIMITS = {1: 300, 2: 300, 4: 1000}  # what we ask of our own recipes
-TUNED = ("convex-1", "convex-2", "convex-4", "softmax-1", "softmax-2", "softmax-4")
-PAPER = (
+ITERATION_LIMITS = {1: 300, 2: 300, 4: 1000}  # by depth: within which our own recipes should reach 99%
+GROKKING_TUNED = ("convex-1", "convex-2", "convex-4", "softmax-1", "softmax-2", "softmax-4")
+GROKKING_PAPER = (
     "convex-1-slow",
     "convex-1-group",
     "paper-dense-1",
@@ -29,109 +30,111 @@ PAPER = (
     "paper-softmax-1",
     "paper-softmax-2",
 )
-REPORT = ("report-convex", "report-kernel", "report-softmax")
+REPORT_RECIPES = ("report-convex", "report-kernel", "report-softmax")
 
 
 def run(
     output: Path, *, quick: bool = False, console: Console | None = None, preset: str | None = None
 ) -> dict[str, Any]:
     """Run the experiment; write figures, summary, ``results.json`` and ``config.json`` to ``output``."""
-    study = Study.begin("grokking", "Grokking: division mod 97", output, quick, preset, console)
+    stacks = TrainedStacks.begin("grokking", "Grokking: division mod 97", output, quick, preset, console)
     task = modular_division(MODULUS)
-    if "tuned" in study.presets:
-        _tuned(study, task)
-    if "paper" in study.presets:
-        _paper(study, task)
-    if "report" in study.presets:
-        _report(study, task)
-    study.draw(figures.iterations, "iterations.png", "iterations to 99%, and the grokking gap (figure 7)", study.rows())
-    study.notes.append(SWEEP)
-    return study.finish()
+    if "tuned" in stacks.presets:
+        _tuned(stacks, task)
+    if "paper" in stacks.presets:
+        _paper(stacks, task)
+    if "report" in stacks.presets:
+        _report(stacks, task)
+    stacks.study.draw(
+        figures.iterations, "iterations.png", "iterations to 99%, and the grokking gap (figure 7)", stacks.rows()
+    )
+    stacks.notes.append(SWEEP)
+    return stacks.finish()
 
 
-def _tuned(study: Study, task: SymbolTask) -> None:
-    for key in TUNED:
-        if not (study.quick and key in ("softmax-2", "softmax-4")):  # half a minute each on a CPU
-            study.train(key, recipe(key), task)
+def _tuned(stacks: TrainedStacks, task: SymbolTask) -> None:
+    for key in GROKKING_TUNED:
+        if not (stacks.quick and key in ("softmax-2", "softmax-4")):  # half a minute each on a CPU
+            stacks.train(key, recipe(key), task)
     for key in ("convex-1", "convex-2"):
-        study.certify(key, task)
+        stacks.certify(key, task)
     for depth in (1, 2, 4):
-        own, other = study.runs[f"convex-{depth}"], study.runs.get(f"softmax-{depth}")
-        within = int((own.iterations_to() <= LIMITS[depth]).sum())
-        study.find(
+        own, other = stacks.runs[f"convex-{depth}"], stacks.runs.get(f"softmax-{depth}")
+        within = int((own.iterations_to() <= ITERATION_LIMITS[depth]).sum())
+        stacks.study.find(
             "this library",
-            f"convex, tuned, L={depth}: 99% test accuracy on every seed within {LIMITS[depth]} iterations",
-            f"{within} of {study.seeds} seeds; median {steps(own.iterations_to())}, at most {worst(own.iterations_to())}",
-            every(within, study.seeds),
+            f"convex, tuned, L={depth}: 99% test accuracy on every seed within {ITERATION_LIMITS[depth]} iterations",
+            f"{within} of {stacks.seeds} seeds; median {steps(own.iterations_to())}, at most {worst(own.iterations_to())}",
+            every(within, stacks.seeds),
         )
         if other is not None:
-            study.find(
+            stacks.study.find(
                 "Ergen et al., figure 4b",
                 f"convex reaches perfect generalisation 10x faster, both tuned, L={depth}",
                 f"{steps(own.iterations_to())} against {steps(other.iterations_to())}: {_times(other, own)}",
                 _tenfold(other, own),
             )
-    _figure(study, "tuned.png", "tuned by one sweep, both families (figures 4 and 5)", TUNED)
+    _figure(stacks, "tuned.png", "tuned by one sweep, both families (figures 4 and 5)", GROKKING_TUNED)
 
 
-def _paper(study: Study, task: SymbolTask) -> None:
+def _paper(stacks: TrainedStacks, task: SymbolTask) -> None:
     """The settings of Power et al. for softmax; equation (12) as printed, at the usual learning rate of 1e-3."""
-    limits: dict[str, Any] = {"max_time": 8.0} if study.quick else {}
-    for key in PAPER:
-        study.train(key, recipe(key), task, **limits)
-    slow, dense = study.runs["convex-1-slow"], study.runs["paper-dense-1"]
-    one, two = study.runs["paper-softmax-1"], study.runs["paper-softmax-2"]
-    if "convex-1" not in study.runs:
-        study.train("convex-1", recipe("convex-1"), task)
-        study.train("convex-2", recipe("convex-2"), task)
-    best = study.runs["convex-2"]
-    study.find(
+    limits: dict[str, Any] = {"max_time": 8.0} if stacks.quick else {}
+    for key in GROKKING_PAPER:
+        stacks.train(key, recipe(key), task, **limits)
+    slow, dense = stacks.runs["convex-1-slow"], stacks.runs["paper-dense-1"]
+    one, two = stacks.runs["paper-softmax-1"], stacks.runs["paper-softmax-2"]
+    if "convex-1" not in stacks.runs:
+        stacks.train("convex-1", recipe("convex-1"), task)
+        stacks.train("convex-2", recipe("convex-2"), task)
+    best = stacks.runs["convex-2"]
+    stacks.study.find(
         "Power et al.; Ergen et al., figure 4",
         "grokking: the softmax transformer learns the training data long before it generalises",
         f"L=2: train at {steps(two.iterations_to(part='train'))}, test at {steps(two.iterations_to())} iterations",
         Verdict.YES if median(two.grokking_gap()) > 5 * median(two.iterations_to(part="train")) / 2 else Verdict.PARTLY,
     )
-    study.find(
+    stacks.study.find(
         "Ergen et al., figure 4b",
         "convex reaches perfect generalisation 10x faster than the softmax transformer of Power et al.",
         f"tuned convex L=2 {steps(best.iterations_to())} against {steps(two.iterations_to())} (L=2): {_times(two, best)}; "
-        f"L=1: {_times(one, study.runs['convex-1'])}",
+        f"L=1: {_times(one, stacks.runs['convex-1'])}",
         _tenfold(two, best),
     )
-    study.find(
+    stacks.study.find(
         "Ergen et al., figure 4b",
         "the same at an equal learning rate, 1e-3 (L=1)",
         f"convex {steps(slow.iterations_to())}, softmax {steps(one.iterations_to())}: {_times(one, slow)}",
         _tenfold(one, slow),
     )
-    study.find(
+    stacks.study.find(
         "Ergen et al., equation (12)",
         "gates as printed (rank one, all channels) generalise",
         f"best test accuracy L=1 {span(dense.history.test_accuracy.max(0))}, "
-        f"L=2 {span(study.runs['paper-dense-2'].history.test_accuracy.max(0))}",
+        f"L=2 {span(stacks.runs['paper-dense-2'].history.test_accuracy.max(0))}",
         Verdict.YES if np.isfinite(dense.iterations_to()).all() else Verdict.NO,
     )
-    study.find(
+    stacks.study.find(
         "Ergen et al., theorem 3",
         "the convex problem itself (fixed embedding, one layer) generalises on this task",
-        f"best test accuracy {span(study.runs['paper-fixed-1'].history.test_accuracy.max(0))}",
-        Verdict.YES if np.isfinite(study.runs["paper-fixed-1"].iterations_to()).all() else Verdict.NO,
+        f"best test accuracy {span(stacks.runs['paper-fixed-1'].history.test_accuracy.max(0))}",
+        Verdict.YES if np.isfinite(stacks.runs["paper-fixed-1"].iterations_to()).all() else Verdict.NO,
     )
-    _figure(study, "paper.png", "as printed: gates of (12), the softmax transformer of Power et al.", PAPER)
+    _figure(stacks, "paper.png", "as printed: gates of (12), the softmax transformer of Power et al.", GROKKING_PAPER)
 
 
-def _report(study: Study, task: SymbolTask) -> None:
+def _report(stacks: TrainedStacks, task: SymbolTask) -> None:
     """The settings of the report, section 5.2; iterations as in its figure 1, epochs as in its table 1."""
-    for key in REPORT:
-        study.train(key, recipe(key), task, max_time=20.0)
-    convex, kernel, softmax = (study.runs[key] for key in REPORT)
-    study.find(
+    for key in REPORT_RECIPES:
+        stacks.train(key, recipe(key), task, max_time=20.0)
+    convex, kernel, softmax = (stacks.runs[key] for key in REPORT_RECIPES)
+    stacks.study.find(
         "the report, figure 1",
         "kernel preconditioning narrows the grokking gap",
         f"from {steps(convex.grokking_gap())} to {steps(kernel.grokking_gap())} iterations",
         _fewer(median(kernel.grokking_gap()), median(convex.grokking_gap())),
     )
-    study.find(
+    stacks.study.find(
         "the report, section 6",
         "the kernel model needs fewer iterations than the convex one, and that fewer than the softmax transformer",
         f"{steps(kernel.iterations_to())}, {steps(convex.iterations_to())}, {steps(softmax.iterations_to())}",
@@ -141,26 +144,26 @@ def _report(study: Study, task: SymbolTask) -> None:
     printed = {"report-convex": (1556, 0.088), "report-kernel": (1475, 0.38), "report-softmax": (1662, 0.23)}
     rows = {}
     for key, (epochs, seconds) in printed.items():
-        each = study.runs[key]
+        each = stacks.runs[key]
         rows[key] = {
             "epochs_printed": epochs,
             "seconds_an_epoch_printed": seconds,
             "epochs": [None if np.isnan(step) else float(step / epoch) for step in each.iterations_to()],
             "seconds_an_epoch_all_seeds": float(each.history.seconds[-1] / each.history.iteration[-1] * epoch),
         }
-    study.numbers["table_1"] = rows
-    study.find(
+    stacks.study.numbers["table_1"] = rows
+    stacks.study.find(
         "the report, table 1",
         "epochs to 99%: convex 1,556, kernel 1,475, softmax 1,662",
-        ", ".join(steps(study.runs[key].iterations_to() / epoch) for key in REPORT),
+        ", ".join(steps(stacks.runs[key].iterations_to() / epoch) for key in REPORT_RECIPES),
         Verdict.NO if not np.isfinite(softmax.iterations_to()).all() else Verdict.PARTLY,
     )
-    _figure(study, "report.png", "the report's settings (its figure 1)", REPORT)
+    _figure(stacks, "report.png", "the report's settings (its figure 1)", REPORT_RECIPES)
 
 
-def _figure(study: Study, name: str, caption: str, keys: tuple[str, ...]) -> None:
-    runs = {study.recipes[key].label: study.runs[key] for key in keys if key in study.runs}
-    study.draw(figures.learning, name, caption, runs, title=f"{study.title}: {caption}")
+def _figure(stacks: TrainedStacks, name: str, caption: str, keys: tuple[str, ...]) -> None:
+    runs = {stacks.recipes[key].label: stacks.runs[key] for key in keys if key in stacks.runs}
+    stacks.study.draw(figures.learning, name, caption, runs, title=f"{stacks.study.title}: {caption}")
 
 
 def _times(slow: Run, fast: Run) -> str:

@@ -212,7 +212,7 @@ def _bundle(axis: Axes, x: Any, y: Any, colour: str, label: str) -> None:
 
 
 def _logarithmic(axes: Any) -> None:
-    """Both axes logarithmic, time from one on, and heights that fit what is then seen."""
+    """Make both axes logarithmic, with time from one on and y limits for the visible part of the curves."""
     for axis in axes:
         axis.set_xscale("log")
         axis.set_yscale("log")

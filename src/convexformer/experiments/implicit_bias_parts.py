@@ -1,4 +1,4 @@
-"""The parts of the implicit-bias experiment: each draws data, solves the SVMs, follows the flow, and states its claims."""
+"""The parts of the implicit-bias experiment: each draws data, solves the SVMs, follows the flow, and adds findings."""
 
 from __future__ import annotations
 
@@ -10,48 +10,49 @@ import numpy as np
 
 from convexformer.experiments import implicit_bias_figures as figures
 from convexformer.experiments.implicit_bias_study import (
-    TOLERANCE,
-    Claim,
+    SVM_TOLERANCE,
     Config,
-    Study,
+    FlowStudy,
     applies,
     at,
-    certificate_claim,
+    certificate_finding,
     difference,
     holding,
     slack,
     svm_numbers,
 )
+from convexformer.experiments.study import Finding
 from convexformer.margin import AttentionSVM, Sample, aligned_init, check_assumptions, gradient_flow, sample_data
 
 
-def diagonal(study: Study) -> None:
+def diagonal(flows: FlowStudy) -> None:
     """Theorem 4.1: diagonal keys and queries end at the l1-SVM; also for draws that converge slowly."""
-    data = sample_data("diagonal", seed=study.config.seed)
-    svm = AttentionSVM("diagonal", tolerance=TOLERANCE).fit(*data)
-    flow = gradient_flow(
-        *data, parametrization="diagonal", log_time=study.config.log_time, records=study.config.records
-    )
+    study, config = flows.study, flows.config
+    data = sample_data("diagonal", seed=config.seed)
+    svm = AttentionSVM("diagonal", tolerance=SVM_TOLERANCE).fit(*data)
+    flow = gradient_flow(*data, parametrization="diagonal", log_time=config.log_time, records=config.records)
     distance, rate, theory = float(flow.distance_to(svm)), float(flow.rate()), flow.expected_rate(svm)
     early = at(flow, flow.distance_to(svm, along=True), math.log(1e4))
-    study.claims += [
-        certificate_claim("l1-SVM", svm),
-        Claim("assumptions", "theorem 4.1 applies to the data", "2 and 3 hold", holding(data), applies(data, "4.1")),
-        Claim(
+    study.findings += [
+        certificate_finding("l1-SVM", svm),
+        Finding.of_prediction(
+            "assumptions", "theorem 4.1 applies to the data", "2 and 3 hold", holding(data), applies(data, "4.1")
+        ),
+        Finding.of_prediction(
             "theorem 4.1",
             "diagonal K, Q: the direction tends to the l1-SVM",
             "distance -> 0 (bound 1%)",
             f"{distance:.2%} at log t = {flow.log_time[-1]:.1e}",
             distance <= 0.01,
         ),
-        Claim(
+        Finding.of_prediction(
             "rate of 4.1",
             "d ln(mu)/d tau -> 2/|b*|_1",
             f"{theory:.4f} (bound 0.5%)",
             f"{rate:.4f} ({rate / theory - 1:+.2%})",
             abs(rate / theory - 1) <= 0.005,
         ),
-        Claim(
+        Finding.of_prediction(
             "physical time",
             "training to t = 10^4 is not enough",
             "error above 10%",
@@ -72,21 +73,19 @@ def diagonal(study: Study) -> None:
         "stationarity_recent_multipliers": float(flow.recent_kkt.stationarity[-1]),
     }
     draws = []
-    for seed in range(study.config.draws):
+    for seed in range(config.draws):
         plain = sample_data("diagonal", seed=seed, clear=False)
-        own = AttentionSVM("diagonal", tolerance=TOLERANCE).fit(*plain)
-        walk = gradient_flow(
-            *plain, parametrization="diagonal", log_time=study.config.log_time, records=study.config.records // 2
-        )
+        own = AttentionSVM("diagonal", tolerance=SVM_TOLERANCE).fit(*plain)
+        walk = gradient_flow(*plain, parametrization="diagonal", log_time=config.log_time, records=config.records // 2)
         draws.append((slack(plain, own), walk, own))
     excess = [float(walk.suboptimality(own)) for _, walk, own in draws]
     far = sum(float(walk.distance_to(own)) > 0.01 for _, walk, own in draws)
-    study.claims.append(
-        Claim(
+    study.findings.append(
+        Finding.of_prediction(
             "theorem 4.1",
-            f"{study.config.draws} draws as they come: objective |b|_1/mu",
+            f"{config.draws} draws as they come: objective |b|_1/mu",
             "excess -> 0 (bound 2%)",
-            f"largest excess {max(excess):.2%}; {far} of {study.config.draws} directions still more than 1% off",
+            f"largest excess {max(excess):.2%}; {far} of {config.draws} directions still more than 1% off",
             max(excess) <= 0.02,
         )
     )
@@ -98,14 +97,15 @@ def diagonal(study: Study) -> None:
         }
         for smallest, walk, own in draws
     ]
-    study.files.append(figures.diagonal(flow, svm, draws, study.output / "diagonal.png"))
-    study.curves.append(("diagonal K, Q: l1-SVM", flow, svm))
+    study.draw(figures.diagonal, "diagonal.png", "diagonal", flow, svm, draws)
+    flows.curves.append(("diagonal K, Q: l1-SVM", flow, svm))
 
 
-def lemma(study: Study) -> None:
+def lemma(flows: FlowStudy) -> None:
     """Lemma 4.1: ``b = k q`` and ``b = (p^2 - m^2)/2`` move alike if their squares sum to the same, and only then."""
-    data = sample_data("diagonal", seed=study.config.seed)
-    d, rng = data.X.shape[2], np.random.default_rng(study.config.seed)
+    study, config = flows.study, flows.config
+    data = sample_data("diagonal", seed=config.seed)
+    d, rng = data.X.shape[2], np.random.default_rng(config.seed)
     w0 = np.exp(0.3 * rng.standard_normal(d))
     # any (k, q) with k q = 0 and k^2 + q^2 = 2 w0^2 will do: either one, of either sign
     k_side, sign = rng.random(d) < 0.5, rng.choice([-1.0, 1.0], d)
@@ -116,8 +116,8 @@ def lemma(study: Study) -> None:
     other = gradient_flow(*data, parametrization="reparametrized", init=(0.5 * w0, 0.5 * w0), **options)
     same, apart = difference(one, two), difference(one, other)
     until = one.log_time <= 100
-    study.claims.append(
-        Claim(
+    study.findings.append(
+        Finding.of_prediction(
             "lemma 4.1",
             "k q and (p^2 - m^2)/2 move alike if k^2 + q^2 = p^2 + m^2",
             "difference 0",
@@ -130,19 +130,18 @@ def lemma(study: Study) -> None:
         "difference_to_log_t_1000": float(same.max()),
         "difference_if_condition_fails": float(apart[until].max()),
     }
-    study.files.append(figures.lemma(one, same, apart, study.output / "lemma_4_1.png"))
+    study.draw(figures.lemma, "lemma_4_1.png", "lemma_4_1", one, same, apart)
 
 
-def general(study: Study) -> None:
+def general(flows: FlowStudy) -> None:
     """Outside every theorem: separate K, Q find the nuclear SVM, the combined W the Frobenius SVM, and these differ."""
-    data = sample_data("general", seed=study.config.seed)
-    nuclear, frobenius = (AttentionSVM(norm, tolerance=TOLERANCE).fit(*data) for norm in ("nuclear", "frobenius"))
+    study, config = flows.study, flows.config
+    data = sample_data("general", seed=config.seed)
+    nuclear, frobenius = (AttentionSVM(norm, tolerance=SVM_TOLERANCE).fit(*data) for norm in ("nuclear", "frobenius"))
     apart = float(np.linalg.svd(frobenius.W_, compute_uv=False).sum()) / nuclear.objective_ - 1
-    options: dict[str, Any] = {"records": study.config.records}
-    separate = gradient_flow(
-        *data, log_time=study.config.log_time, n_init=study.config.starts, seed=study.config.seed, **options
-    )
-    combined = gradient_flow(*data, parametrization="combined", log_time=study.config.combined_log_time, **options)
+    options: dict[str, Any] = {"records": config.records}
+    separate = gradient_flow(*data, log_time=config.log_time, n_init=config.starts, seed=config.seed, **options)
+    combined = gradient_flow(*data, parametrization="combined", log_time=config.combined_log_time, **options)
     excess = np.asarray(separate.suboptimality(nuclear))
     distance, rate = float(combined.distance_to(frobenius)), float(combined.rate())
     rates, theory, slope = (
@@ -151,38 +150,38 @@ def general(study: Study) -> None:
         combined.expected_rate(frobenius),
     )
     worst = rates[np.abs(rates / theory - 1).argmax()]
-    study.claims += [
-        certificate_claim("nuclear SVM", nuclear),
-        certificate_claim("Frobenius SVM", frobenius),
-        Claim(
+    study.findings += [
+        certificate_finding("nuclear SVM", nuclear),
+        certificate_finding("Frobenius SVM", frobenius),
+        Finding.of_prediction(
             "general data",
             "nuclear and Frobenius SVM differ (nuclear norm at margin one)",
             "more than 5% apart",
             f"Frobenius solution {apart:.1%} above the nuclear optimum",
             apart > 0.05,
         ),
-        Claim(
+        Finding.of_prediction(
             "general data",
-            f"separate K, Q from {study.config.starts} small random starts: nuclear norm / margin",
+            f"separate K, Q from {config.starts} small random starts: nuclear norm / margin",
             "the nuclear SVM (bound 1%)",
             f"at most {excess.max():.3%} above; rank {nuclear.rank_} of {data.X.shape[2]}",
             bool((excess <= 0.01).all()),
         ),
-        Claim(
+        Finding.of_prediction(
             "general data",
             "d ln(mu)/d tau -> 2/||W*||_* (separate)",
             f"{theory:.4f} (bound 0.5%)",
-            f"{worst:.4f} ({worst / theory - 1:+.3%}), the worst of {study.config.starts}",
+            f"{worst:.4f} ({worst / theory - 1:+.3%}), the worst of {config.starts}",
             abs(worst / theory - 1) <= 0.005,
         ),
-        Claim(
+        Finding.of_prediction(
             "Tarzanagh et al.",
             "combined W: the direction tends to the Frobenius SVM",
             "distance -> 0 (bound 0.5%)",
             f"{distance:.3%} at log t = {combined.log_time[-1]:.1e}",
             distance <= 0.005,
         ),
-        Claim(
+        Finding.of_prediction(
             "Tarzanagh et al.",
             "d mu/d tau -> 1/||W_F||_F^2 (combined)",
             f"{slope:.4f} (bound 0.5%)",
@@ -205,53 +204,56 @@ def general(study: Study) -> None:
         "combined_expected_rate": slope,
         "largest_margin": float(separate.margin.max()),
     }
-    study.numbers["general_draws"] = draws = [_general_draw(study.config, seed) for seed in range(study.config.draws)]
+    study.numbers["general_draws"] = draws = [_general_draw(config, seed) for seed in range(config.draws)]
     largest = [max(draw[name] for draw in draws) for name in ("separate_suboptimality", "combined_distance")]
-    study.claims.append(
-        Claim(
+    study.findings.append(
+        Finding.of_prediction(
             "general data",
-            f"{study.config.draws} draws as they come: both of the above",
+            f"{config.draws} draws as they come: both of the above",
             "excess and distance -> 0 (bounds 1% and 0.5%)",
             f"at most {largest[0]:.2%} (separate), {largest[1]:.2%} (combined)",
             largest[0] <= 0.01 and largest[1] <= 0.005,
         )
     )
-    study.files.append(figures.general(separate, combined, nuclear, frobenius, study.output / "general.png"))
-    study.files.append(figures.spectrum(separate, combined, nuclear, frobenius, study.output / "spectrum.png"))
-    study.files.append(figures.rates([(separate, nuclear), (combined, frobenius)], study.output / "rates.png"))
-    study.curves += [
-        (f"separate K, Q, {study.config.starts} starts: nuclear SVM", separate, nuclear),
+    study.draw(figures.general, "general.png", "general", separate, combined, nuclear, frobenius)
+    study.draw(figures.spectrum, "spectrum.png", "spectrum", separate, combined, nuclear, frobenius)
+    study.draw(figures.rates, "rates.png", "rates", [(separate, nuclear), (combined, frobenius)])
+    flows.curves += [
+        (f"separate K, Q, {config.starts} starts: nuclear SVM", separate, nuclear),
         ("combined W: Frobenius SVM", combined, frobenius),
     ]
 
 
-def aligned(study: Study) -> None:
+def aligned(flows: FlowStudy) -> None:
     """Theorem 5.1 and lemma 5.1; and that the theorem's data cannot tell the two norms apart."""
-    data = sample_data("aligned", seed=study.config.seed)
-    nuclear, frobenius = (AttentionSVM(norm, tolerance=TOLERANCE).fit(*data) for norm in ("nuclear", "frobenius"))
+    study, config = flows.study, flows.config
+    data = sample_data("aligned", seed=config.seed)
+    nuclear, frobenius = (AttentionSVM(norm, tolerance=SVM_TOLERANCE).fit(*data) for norm in ("nuclear", "frobenius"))
     apart = float(np.linalg.norm(nuclear.W_ - frobenius.W_) / np.linalg.norm(frobenius.W_))
-    start = aligned_init(*data, seed=study.config.seed)
-    flow = gradient_flow(*data, init=start, log_time=study.config.log_time, records=study.config.records)
-    random = gradient_flow(*data, init=0.1, seed=study.config.seed, log_time=1e3, records=study.config.records)
+    start = aligned_init(*data, seed=config.seed)
+    flow = gradient_flow(*data, init=start, log_time=config.log_time, records=config.records)
+    random = gradient_flow(*data, init=0.1, seed=config.seed, log_time=1e3, records=config.records)
     distance, crooked = float(flow.distance_to(nuclear)), flow.misalignment
     until = flow.log_time <= 100
-    study.claims += [
-        Claim("assumptions", "theorem 5.1 applies to the data", "2, 3 and 4 hold", holding(data), applies(data, "5.1")),
-        Claim(
+    study.findings += [
+        Finding.of_prediction(
+            "assumptions", "theorem 5.1 applies to the data", "2, 3 and 4 hold", holding(data), applies(data, "5.1")
+        ),
+        Finding.of_prediction(
             "theorem 5.1",
             "aligned K, Q: the direction tends to the nuclear SVM",
             "distance -> 0 (bound 1%)",
             f"{distance:.2%} at log t = {flow.log_time[-1]:.1e}",
             distance <= 0.01,
         ),
-        Claim(
+        Finding.of_prediction(
             "theorem 5.1",
             "its data cannot tell nuclear from Frobenius: both SVMs have one solution",
             "distance 0 (bound 1e-4)",
             f"{apart:.1e}",
             apart <= 1e-4,
         ),
-        Claim(
+        Finding.of_prediction(
             "lemma 5.1",
             "the flow preserves alignment",
             "sine 0",
@@ -269,41 +271,42 @@ def aligned(study: Study) -> None:
         "rate": float(flow.rate()),
         "expected_rate": flow.expected_rate(nuclear),
     }
-    study.files.append(figures.aligned(flow, random, nuclear, study.output / "aligned.png"))
-    study.curves.append(("separate K, Q, aligned: nuclear SVM", flow, nuclear))
+    study.draw(figures.aligned, "aligned.png", "aligned", flow, random, nuclear)
+    flows.curves.append(("separate K, Q, aligned: nuclear SVM", flow, nuclear))
 
 
-def counterexample(study: Study) -> None:
+def counterexample(flows: FlowStudy) -> None:
     """Assumption 3 matters: the diagonal flow ends at a wrong token although the data is separable."""
+    study, config = flows.study, flows.config
     data = sample_data("violates_a3")
-    svm = AttentionSVM("diagonal", tolerance=TOLERANCE).fit(*data)
+    svm = AttentionSVM("diagonal", tolerance=SVM_TOLERANCE).fit(*data)
     report = check_assumptions(*data)
     d = data.X.shape[2]
-    scales = np.array(study.config.counterexample_scales)
+    scales = np.array(config.counterexample_scales)
     start = (np.sqrt(2) * scales[:, None] * np.ones((1, d)), np.zeros((len(scales), d)))
-    flow = gradient_flow(*data, parametrization="diagonal", init=start, log_time=1e6, records=study.config.records)
+    flow = gradient_flow(*data, parametrization="diagonal", init=start, log_time=1e6, records=config.records)
     tokens = data.X.copy()
     tokens[1, 1, 2] = -2.0  # the second sequence now gains as much as the first: assumption 3 holds
     mended = Sample(tokens, *data[1:])
-    right = gradient_flow(*mended, parametrization="diagonal", init=0.5, log_time=300.0, records=study.config.records)
+    right = gradient_flow(*mended, parametrization="diagonal", init=0.5, log_time=300.0, records=config.records)
     wrong, token = flow.selected_tokens, int(flow.optimal_tokens[1])
     three = report[3].numbers
-    study.claims += [
-        Claim(
+    study.findings += [
+        Finding.of_prediction(
             "assumption 3",
             "it fails, with separable data (l1-SVM value " + f"{svm.objective_:.1f})",
             f"initial loss above {three['threshold']:.3f}",
             f"{three['initial_loss']:.3f}",
             not report[3].holds and report[1].numbers["diagonal_margin"] > 0,
         ),
-        Claim(
+        Finding.of_prediction(
             "assumption 3",
-            f"without it the flow ends at a wrong token, for w0 in {list(study.config.counterexample_scales)}",
+            f"without it the flow ends at a wrong token, for w0 in {list(config.counterexample_scales)}",
             f"sequence 2 leaves token {token}",
             f"margins {flow.margins[-1, 0, 0, 0]:+.1e} / {flow.margins[-1, 0, 1, 0]:+.1e}, token {int(wrong[0, 1])}",
             bool((wrong[:, 1] != token).all() and (wrong[:, 0] == flow.optimal_tokens[0]).all()),
         ),
-        Claim(
+        Finding.of_prediction(
             "assumption 3",
             "the same tokens with scores that satisfy it",
             "both optimal tokens",
@@ -314,19 +317,19 @@ def counterexample(study: Study) -> None:
     study.numbers["counterexample"] = {
         **svm_numbers(svm),
         **{name: float(value) for name, value in three.items()},
-        "scales": list(study.config.counterexample_scales),
+        "scales": list(config.counterexample_scales),
         "final_margins": flow.margins[-1, :, :, 0].tolist(),
         "final_loss": flow.loss[-1].tolist(),
         "infimum": flow.data.infimum,
         "mended_margins": right.margins[-1, :, 0].tolist(),
     }
-    study.files.append(figures.counterexample(flow, right, scales, study.output / "assumption_3.png"))
+    study.draw(figures.counterexample, "assumption_3.png", "assumption_3", flow, right, scales)
 
 
 def _general_draw(config: Config, seed: int) -> dict[str, float]:
     """Draw general data, clear or not, and follow both flows."""
     data = sample_data("general", seed=seed, clear=False)
-    nuclear, frobenius = (AttentionSVM(norm, tolerance=TOLERANCE).fit(*data) for norm in ("nuclear", "frobenius"))
+    nuclear, frobenius = (AttentionSVM(norm, tolerance=SVM_TOLERANCE).fit(*data) for norm in ("nuclear", "frobenius"))
     separate = gradient_flow(*data, log_time=config.log_time, records=20)
     combined = gradient_flow(*data, parametrization="combined", log_time=config.combined_log_time, records=20)
     return {
@@ -338,7 +341,7 @@ def _general_draw(config: Config, seed: int) -> dict[str, float]:
     }
 
 
-PARTS: dict[str, Callable[[Study], None]] = {
+PARTS: dict[str, Callable[[FlowStudy], None]] = {
     "theorem 4.1: diagonal keys and queries": diagonal,
     "lemma 4.1: an equivalent form": lemma,
     "general data: nuclear against Frobenius": general,

@@ -1,16 +1,16 @@
-"""What the parts of the implicit-bias experiment share: settings, claims, and the numbers they are made of."""
+"""What the parts of the implicit-bias experiment share: settings, and the numbers that findings are made of."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any, final
 
 import numpy as np
 
+from convexformer.experiments.study import Finding, Study
 from convexformer.margin import AttentionSVM, Flow, Sample, check_assumptions
 
-TOLERANCE = 1e-6
+SVM_TOLERANCE = 1e-6
 Curve = tuple[str, Flow, AttentionSVM]  # for the overview: a name, a flow, and the SVM it is said to solve
 
 
@@ -21,10 +21,10 @@ class Config:
 
     quick: bool
     seed: int = 0
-    log_time: float = 1e8  # factors: diagonal, separate, aligned
+    log_time: float = 1e8  # horizon of the factored parametrizations: diagonal, separate, aligned
     combined_log_time: float = 1e5
     starts: int = 32  # random starts of keys and queries, run at once
-    draws: int = 8  # draws of diagonal data, clear or not
+    draws: int = 8  # data sets drawn with clear=False
     records: int = 60
     counterexample_scales: tuple[float, ...] = (0.05, 0.5, 2.0)
 
@@ -36,35 +36,20 @@ class Config:
 
 
 @final
-@dataclass(frozen=True)
-class Claim:
-    """One row of the table: what theory says, what was measured, and whether they agree to the stated bound."""
-
-    source: str
-    claim: str
-    predicted: str
-    measured: str
-    holds: bool
-
-
-@final
 @dataclass
-class Study:
-    """What the parts leave behind: claims, numbers, figures, and curves for the overview."""
+class FlowStudy:
+    """The study of the gradient flows: its settings, and curves for the overview."""
 
+    study: Study
     config: Config
-    output: Path
-    claims: list[Claim] = field(default_factory=list)
-    numbers: dict[str, Any] = field(default_factory=dict)
-    files: list[Path] = field(default_factory=list)
     curves: list[Curve] = field(default_factory=list)
 
 
-def certificate_claim(name: str, svm: AttentionSVM) -> Claim:
+def certificate_finding(name: str, svm: AttentionSVM) -> Finding:
     """State that an SVM was solved and certified."""
     gap = svm.certificate_.relative_gap
-    text = f"gap {gap:.0e}, {svm.certificate_.kind}"
-    return Claim("duality", f"{name}, solved and certified", f"relative gap <= {TOLERANCE:.0e}", text, gap <= TOLERANCE)
+    predicted, measured = f"relative gap <= {SVM_TOLERANCE:.0e}", f"gap {gap:.0e}, {svm.certificate_.kind}"
+    return Finding.of_prediction("duality", f"{name}, solved and certified", predicted, measured, gap <= SVM_TOLERANCE)
 
 
 def svm_numbers(svm: AttentionSVM) -> dict[str, Any]:

@@ -34,7 +34,7 @@ class Experiment:
         return run
 
     def options(self, preset: str | None) -> dict[str, str]:
-        """Return the keyword for a preset; none was given: none."""
+        """Return the keyword arguments for a preset: none where no preset was given."""
         if preset is None:
             return {}
         if not self.presets:

@@ -1,6 +1,19 @@
 """Gauges: value, prox, polar (value and kind) and atom of each."""
 
-from convexformer.gauges.base import Gauge, Penalty, Polar, PolarKind
+from convexformer.gauges.base import (
+    Atomic,
+    DualMatrix,
+    Factored,
+    Gauge,
+    LinearMap,
+    Norm,
+    Penalty,
+    Polar,
+    PolarKind,
+    Proximal,
+    Sliced,
+    WeightsLike,
+)
 from convexformer.gauges.combined import SumPenalty
 from convexformer.gauges.frobenius import FrobeniusNorm
 from convexformer.gauges.group import GroupNorm
@@ -9,14 +22,22 @@ from convexformer.gauges.nuclear import NuclearNorm
 from convexformer.gauges.ridge import Ridge
 
 __all__ = [
+    "Atomic",
+    "DualMatrix",
+    "Factored",
     "FrobeniusNorm",
     "Gauge",
     "GroupNorm",
     "L1Norm",
+    "LinearMap",
+    "Norm",
     "NuclearNorm",
     "Penalty",
     "Polar",
     "PolarKind",
+    "Proximal",
     "Ridge",
+    "Sliced",
     "SumPenalty",
+    "WeightsLike",
 ]

@@ -1,4 +1,8 @@
-"""What a gauge is: value, prox, polar and atom, and the conjugate that a certificate reads."""
+"""What a penalty is: its value and its conjugate, which every certificate reads, and what it may offer to solvers.
+
+A solver asks for a capability by type: :class:`Proximal` (FISTA), :class:`Sliced` (working sets), :class:`Factored`
+(the staircase), :class:`Atomic` (Frank-Wolfe). They are structural: a class has one by defining its methods.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, ClassVar, final
+from typing import Protocol, TypeAlias, final, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -37,32 +41,97 @@ class Polar:
     confidence: float = 1.0
 
 
-class Penalty(ABC):
-    """A convex penalty ``g(Z)`` with ``min_Z F(A Z) + beta g(Z)``: a gauge, or the ridge of the baseline."""
+class LinearMap(Protocol):
+    """A stack of matrices ``M: (B, p, q)`` known through products with vectors."""
 
-    sparse: ClassVar[bool] = True
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """``(B, p, q)``."""
+
+    @property
+    def like(self) -> Tensor:
+        """A tensor of its device and dtype."""
+
+    def matvec(self, V: Tensor, b: int) -> Tensor:
+        """``M_b V_j``, rows ``(k, q) -> (k, p)``."""
+
+    def rmatvec(self, U: Tensor, b: int) -> Tensor:
+        """``M_b^T U_j``, rows ``(k, p) -> (k, q)``."""
+
+    def dense(self) -> Tensor:
+        """``(B, p, q)`` as one tensor."""
+
+    def gram_spectrum(self) -> tuple[Tensor, Tensor]:
+        """Singular values ``(B, n)``, rising, and vectors ``(B, n, n)`` of the short side."""
+
+    def __rmul__(self, scale: float) -> LinearMap:
+        """``scale * M``."""
+
+
+class FactoredWeights(Protocol):
+    """Weights as a sum of outer products."""
+
+    def singular_values(self) -> Tensor:
+        """All nonzero singular values of all blocks."""
+
+    def dense(self) -> Tensor:
+        """``Z`` as one tensor."""
+
+
+WeightsLike: TypeAlias = "Tensor | FactoredWeights"
+DualMatrix: TypeAlias = "Tensor | LinearMap"
+"""``M = -A^T V``: a tensor, or a linear map where a tensor would be too large."""
+
+
+def as_tensor(matrix: Tensor | LinearMap | FactoredWeights) -> Tensor:
+    """Return the matrix as one tensor, for penalties that know tensors only."""
+    return matrix if isinstance(matrix, Tensor) else matrix.dense()
+
+
+class Penalty(ABC):
+    """A convex penalty ``g(Z) >= 0``, ``g(0) = 0``, in ``min_Z F(A Z) + beta g(Z)``.
+
+    A certificate needs the four abstract methods and nothing else.
+    """
+
+    sparse: bool = True
     """Whether ``Z = 0`` is optimal at some finite beta."""
-    resident: bool = True
-    """Whether the prox takes every decision where its tensors are, and the host none."""
-    column_groups: bool = False
-    """Whether ``g(Z)`` is the sum of the l2 norms of the columns of all slices of ``Z: (..., d, c)``."""
+    indicator_conjugate: bool = False
+    """Whether ``(beta g)*`` is zero where it is finite, as for a gauge: the scale of a dual point then costs nothing."""
+    sync_free: bool = True
+    """Whether the prox works without a host sync."""
 
     @abstractmethod
-    def value(self, Z: Any) -> Tensor:
+    def value(self, Z: WeightsLike) -> Tensor:
         """``g(Z)``, a scalar tensor; ``Z`` is a tensor, or low-rank weights where the penalty knows them."""
 
     @abstractmethod
-    def prox(self, Z: Tensor, step: float | Tensor) -> Tensor:
-        """``argmin_W 1/2 ||W - Z||^2 + step g(W)``; a step on a device is never read by the host."""
+    def max_dual_scale(self, M: DualMatrix, beta: float, *, quick: bool = False) -> tuple[float, Polar]:
+        """Return the largest ``t`` for which ``(beta g)*(t M)`` is surely finite, with the polar behind it.
+
+        ``quick`` allows an estimate, good for steering a solver but for no certificate (its kind says so).
+        """
+
+    @abstractmethod
+    def conjugate(self, M: DualMatrix, beta: float) -> float:
+        """``(beta g)*(M)``, given that ``M`` is within :meth:`max_dual_scale`."""
+
+    @abstractmethod
+    def critical_beta(self, M: DualMatrix, curvature: Callable[[], float]) -> Polar:
+        """Return the smallest ``beta`` at which ``Z = 0`` is optimal when ``M = -A^T grad F(0)``.
+
+        ``curvature`` estimates the largest curvature of ``F(A Z)``; only the ridge needs it.
+        """
 
     def prox_derivative(self, Z: Tensor, step: float) -> Callable[[Tensor], Tensor]:
         """Return ``D -> P'(Z) D`` for ``P`` the prox: symmetric, with eigenvalues from 0 to 1; here by differences."""
-        Z = Z.double()  # a difference in float32 would have no digits left
+        assert isinstance(self, Proximal)
+        prox, Z = self.prox, Z.double()  # a difference in float32 would have no digits left
         size = 1e-6 * torch.linalg.vector_norm(Z)
 
         def product(D: Tensor) -> Tensor:
             h = size / torch.linalg.vector_norm(D.double()).clamp_min(torch.finfo(torch.float64).tiny)
-            return ((self.prox(Z + h * D, step) - self.prox(Z - h * D, step)) / (2 * h)).to(D.dtype)
+            return ((prox(Z + h * D, step) - prox(Z - h * D, step)) / (2 * h)).to(D.dtype)
 
         return product
 
@@ -70,59 +139,78 @@ class Penalty(ABC):
         """Return how many numbers (singular values, for a nuclear norm) are not zero."""
         return int(Z.count_nonzero())
 
-    @abstractmethod
-    def scale_limit(self, M: Any, beta: float, *, quick: bool = False) -> tuple[float, Polar]:
-        """Return the largest ``t`` for which ``(beta g)*(t M)`` is surely finite, with the polar behind it.
 
-        ``quick`` allows an estimate, good for steering a solver but for no certificate (its kind says so).
-        """
+@runtime_checkable
+class Proximal(Protocol):
+    """A penalty with a prox."""
 
-    @abstractmethod
-    def conjugate(self, M: Any, beta: float) -> float:
-        """``(beta g)*(M)``, given that ``M`` was scaled by :meth:`scale_limit`."""
+    def prox(self, Z: Tensor, step: float | Tensor) -> Tensor:
+        """``argmin_W 1/2 ||W - Z||^2 + step g(W)``; a step on a device is never read by the host."""
 
-    def slice_polars(self, M: Tensor) -> Tensor | None:
-        """Return the polar of each slice of ``M: (..., d, c)``, shape ``(...,)``, where ``g`` is a sum over slices."""
-        return None
 
-    def factor_weight(self) -> float | None:
-        """Return ``a`` when ``g(Z) = min a/2 (|U|^2 + |V|^2)`` over factors of each block of ``Z``; else None."""
-        return None
+@runtime_checkable
+class Sliced(Protocol):
+    """A sum over the slices of ``Z: (..., d, c)``."""
 
-    @abstractmethod
-    def zero_beta(self, M: Any, curvature: Callable[[], float]) -> Polar:
-        """Return the smallest ``beta`` at which ``Z = 0`` is optimal when ``M = -A^T grad F(0)``.
+    column_groups: bool
+    """Whether ``g(Z)`` is the sum of the l2 norms of the columns of all slices."""
 
-        ``curvature`` estimates the largest curvature of ``F(A Z)``; only the ridge needs it.
-        """
+    def slice_polars(self, M: Tensor) -> Tensor:
+        """``(...,)`` the polar of each slice of ``M: (..., d, c)``."""
+
+
+@runtime_checkable
+class Factored(Protocol):
+    """A penalty that is ``g(Z) = min a/2 (|U|^2 + |V|^2)`` over factors ``Z_b = U_b^T V_b`` of each block of ``Z``."""
+
+    def factor_weight(self) -> float:
+        """Return ``a``."""
+
+
+@runtime_checkable
+class Atomic(Protocol):
+    """A penalty with a linear minimisation oracle."""
+
+    def atom(self, M: Tensor) -> Tensor:
+        """Return the atom most aligned with ``M``: ``<M, atom> = polar(M)``."""
 
 
 class Gauge(Penalty):
     """The gauge of a symmetric set of atoms: ``g(Z) = inf{sum_j t_j : Z = sum_j t_j a_j, t_j >= 0}``."""
 
+    indicator_conjugate = True
+
     @abstractmethod
-    def polar(self, M: Any) -> Polar:
+    def polar(self, M: DualMatrix) -> Polar:
         """``max <M, a>`` over the atoms ``a``, with its kind."""
 
-    def quick_polar(self, M: Any) -> Polar:
+    def quick_polar(self, M: DualMatrix) -> Polar:
         """Return the polar, or an estimate of it where the polar itself costs much."""
         return self.polar(M)
 
-    @abstractmethod
-    def atom(self, M: Tensor) -> Tensor:
-        """Return the atom most aligned with ``M``: ``<M, atom> = polar(M)``."""
-
-    def scale_limit(self, M: Any, beta: float, *, quick: bool = False) -> tuple[float, Polar]:
+    def max_dual_scale(self, M: DualMatrix, beta: float, *, quick: bool = False) -> tuple[float, Polar]:
         """``beta / polar(M)``: the conjugate of ``beta g`` is the indicator of ``polar <= beta``."""
         polar = self.quick_polar(M) if quick else self.polar(M)
         if not math.isfinite(polar.value):  # overflow proves nothing
             return 0.0, Polar(math.inf, PolarKind.LOWER)
         return (beta / polar.value if polar.value > 0 else math.inf), polar
 
-    def conjugate(self, M: Any, beta: float) -> float:
+    def conjugate(self, M: DualMatrix, beta: float) -> float:
         """Zero: a feasible point costs nothing."""
         return 0.0
 
-    def zero_beta(self, M: Any, curvature: Callable[[], float]) -> Polar:
+    def critical_beta(self, M: DualMatrix, curvature: Callable[[], float]) -> Polar:
         """``polar(M)``; an estimate serves where the polar costs much, since nothing is certified by it."""
         return self.quick_polar(M)
+
+
+class Norm(Gauge):
+    """A gauge with both a prox and a linear minimisation oracle, as every norm of this package has."""
+
+    @abstractmethod
+    def prox(self, Z: Tensor, step: float | Tensor) -> Tensor:
+        """``argmin_W 1/2 ||W - Z||^2 + step g(W)``; a step on a device is never read by the host."""
+
+    @abstractmethod
+    def atom(self, M: Tensor) -> Tensor:
+        """Return the atom most aligned with ``M``: ``<M, atom> = polar(M)``."""

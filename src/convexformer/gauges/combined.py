@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any, final
+from typing import final
 
 import torch
 from torch import Tensor
 
-from convexformer.gauges.base import Penalty, Polar, PolarKind
+from convexformer.gauges.base import DualMatrix, Penalty, Polar, PolarKind, Proximal, WeightsLike, as_tensor
 
-# from the most to the least trustworthy
+# from the most to the least reliable
 TRUST = (PolarKind.EXACT, PolarKind.UPPER, PolarKind.PROBABILISTIC, PolarKind.LOWER)
 
 
@@ -29,17 +29,27 @@ class SumPenalty(Penalty):
         return all(part.sparse for part in self.parts)
 
     @property
-    def resident(self) -> bool:  # type: ignore[override]
+    def sync_free(self) -> bool:  # type: ignore[override]
         """True when every part is."""
-        return all(part.resident for part in self.parts)
+        return all(part.sync_free for part in self.parts)
 
-    def value(self, Z: Any) -> Tensor:
+    @property
+    def indicator_conjugate(self) -> bool:  # type: ignore[override]
+        """True when it is for every part."""
+        return all(part.indicator_conjugate for part in self.parts)
+
+    def value(self, Z: WeightsLike) -> Tensor:
         """Add the values."""
         return torch.stack([part.value(piece) for part, piece in self._split(Z)]).sum()
 
     def prox(self, Z: Tensor, step: float | Tensor) -> Tensor:
         """Apply each prox to its part."""
-        return torch.cat([part.prox(piece, step).flatten() for part, piece in self._split(Z)])
+        pieces = []
+        for part, piece in self._split(Z):
+            if not isinstance(part, Proximal):
+                raise TypeError(f"{part!r} has no prox, so this sum has none.")
+            pieces.append(part.prox(piece, step).flatten())
+        return torch.cat(pieces)
 
     def prox_derivative(self, Z: Tensor, step: float) -> Callable[[Tensor], Tensor]:
         """Apply each derivative to its part."""
@@ -55,25 +65,27 @@ class SumPenalty(Penalty):
         """Add the supports."""
         return sum(part.support(piece) for part, piece in self._split(Z))
 
-    def scale_limit(self, M: Any, beta: float, *, quick: bool = False) -> tuple[float, Polar]:
+    def max_dual_scale(self, M: DualMatrix, beta: float, *, quick: bool = False) -> tuple[float, Polar]:
         """Return the smallest limit and the largest polar, with the kind of the least trustworthy part."""
-        found = [part.scale_limit(piece, beta, quick=quick) for part, piece in self._split(M)]
+        found = [part.max_dual_scale(piece, beta, quick=quick) for part, piece in self._split(M)]
         polars = [polar for _, polar in found]
         kind = max((polar.kind for polar in polars), key=TRUST.index)
         confidence = 1 - sum(1 - polar.confidence for polar in polars)
         worst = Polar(max(polar.value for polar in polars), kind, confidence)
         return min(limit for limit, _ in found), worst
 
-    def conjugate(self, M: Any, beta: float) -> float:
+    def conjugate(self, M: DualMatrix, beta: float) -> float:
         """Add the conjugates."""
         return sum(part.conjugate(piece, beta) for part, piece in self._split(M))
 
-    def zero_beta(self, M: Any, curvature: Callable[[], float]) -> Polar:
+    def critical_beta(self, M: DualMatrix, curvature: Callable[[], float]) -> Polar:
         """Return the largest of the parts' values."""
-        return max((part.zero_beta(piece, curvature) for part, piece in self._split(M)), key=lambda polar: polar.value)
+        return max(
+            (part.critical_beta(piece, curvature) for part, piece in self._split(M)), key=lambda polar: polar.value
+        )
 
-    def _split(self, Z: Tensor) -> list[tuple[Penalty, Tensor]]:
-        pieces = Z.split(self.sizes)
+    def _split(self, Z: WeightsLike | DualMatrix) -> list[tuple[Penalty, Tensor]]:
+        pieces = as_tensor(Z).split(self.sizes)
         return [(part, piece.view(shape)) for part, piece, shape in zip(self.parts, pieces, self.shapes, strict=True)]
 
     def __repr__(self) -> str:

@@ -7,13 +7,13 @@ from typing import final
 import torch
 from torch import Tensor
 
-from convexformer.gauges.base import Gauge, Polar
+from convexformer.gauges.base import DualMatrix, Norm, Polar, WeightsLike, as_tensor
 from convexformer.gauges.spectral import shrinkage, unit_of
 from convexformer.registry import one_of
 
 
 @final
-class GroupNorm(Gauge):
+class GroupNorm(Norm):
     """Sum of l2 norms of the groups of ``Z: (..., d, c)``.
 
     ``groups="class_token"``: one group a token and class, ``g(Z) = sum_k sum_l ||Z[k, :, l]||_2``, the gauge of
@@ -32,8 +32,9 @@ class GroupNorm(Gauge):
         """Return the l2 norm of each group, with the summed axes kept as size one."""
         return torch.linalg.vector_norm(Z, dim=self._axes, keepdim=True)
 
-    def value(self, Z: Tensor) -> Tensor:
+    def value(self, Z: WeightsLike) -> Tensor:
         """Sum of the group norms."""
+        Z = as_tensor(Z)
         unit = unit_of(Z)
         return unit * self.norms(Z / unit).sum()
 
@@ -45,8 +46,9 @@ class GroupNorm(Gauge):
         """Return the largest group norm in each slice."""
         return self.norms(M).amax((-2, -1))
 
-    def polar(self, M: Tensor) -> Polar:
+    def polar(self, M: DualMatrix) -> Polar:
         """Return the largest group norm: exact, so it may certify."""
+        M = as_tensor(M)
         unit = unit_of(M)
         return Polar(float(unit * self.norms(M / unit).max()))
 

@@ -7,27 +7,27 @@ from typing import final
 import torch
 from torch import Tensor
 
-from convexformer.gauges.base import Gauge, Polar
+from convexformer.gauges.base import DualMatrix, Norm, Polar, WeightsLike, as_tensor
 
 
 @final
-class L1Norm(Gauge):
+class L1Norm(Norm):
     """``g(Z) = sum |Z_j|`` over every entry; its atoms are the signed unit vectors, its polar the largest entry.
 
     On the diagonal ``b`` of ``W = diag(b)`` it is the nuclear norm of ``W`` (Sheen et al. 2024, the l1-SVM of section 4).
     """
 
-    def value(self, Z: Tensor) -> Tensor:
+    def value(self, Z: WeightsLike) -> Tensor:
         """Sum of absolute values."""
-        return Z.abs().sum()
+        return as_tensor(Z).abs().sum()
 
     def prox(self, Z: Tensor, step: float | Tensor) -> Tensor:
         """Soft threshold."""
         return torch.sign(Z) * (Z.abs() - step).clamp_min(0)
 
-    def polar(self, M: Tensor) -> Polar:
+    def polar(self, M: DualMatrix) -> Polar:
         """``max |M_j|``: exact."""
-        return Polar(float(M.abs().max()))
+        return Polar(float(as_tensor(M).abs().max()))
 
     def atom(self, M: Tensor) -> Tensor:
         """Return the signed unit vector of the largest entry."""

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, final
+from typing import final
 
 import torch
 from torch import Tensor
 
-from convexformer.gauges.base import Gauge, Polar
+from convexformer.gauges.base import DualMatrix, Norm, Polar, WeightsLike
 from convexformer.gauges.spectral import bound, estimate, gram, largest, shrinkage
 from convexformer.gauges.thresholding import thresholding_derivative
 
 
 @final
-class NuclearNorm(Gauge):
+class NuclearNorm(Norm):
     """``g(Z) = scale * sum_b ||Z_b||_*`` over the leading axes of ``Z: (..., rows, cols)``.
 
     Per token, ``Z: (s, d, c)``: convex attention with ordinary weight decay on every factor, which the paper leaves out
@@ -23,12 +23,13 @@ class NuclearNorm(Gauge):
     dual matrices are taken as they are; the polar then says what kind of bound it is.
     """
 
-    resident = False  # the eigenvalues: on a GPU torch waits for them
+    sync_free = False  # torch's eigh syncs with the host on a GPU
+    column_groups = False
 
     def __init__(self, scale: float = 1.0) -> None:
         self.scale = float(scale)
 
-    def value(self, Z: Any) -> Tensor:
+    def value(self, Z: WeightsLike) -> Tensor:
         """Sum of all singular values."""
         values = torch.linalg.svdvals(Z) if isinstance(Z, Tensor) else Z.singular_values()
         return self.scale * values.sum()
@@ -54,11 +55,11 @@ class NuclearNorm(Gauge):
         squares = torch.linalg.eigvalsh(gram(Z.double()))
         return int((squares > 1e-14 * squares.max()).sum())
 
-    def factor_weight(self) -> float | None:
+    def factor_weight(self) -> float:
         """``scale``: a nuclear norm is the least half sum of squares of factors."""
         return self.scale
 
-    def polar(self, M: Any) -> Polar:
+    def polar(self, M: DualMatrix) -> Polar:
         """Return the largest singular value of any slice, over ``scale``: exact for a tensor, so it may certify."""
         found = Polar(largest(M)) if isinstance(M, Tensor) else bound(M)
         return Polar(found.value / self.scale, found.kind, found.confidence)
@@ -67,7 +68,7 @@ class NuclearNorm(Gauge):
         """Return the largest singular value of each slice."""
         return torch.linalg.eigvalsh(gram(M.double()))[..., -1].clamp_min(0).sqrt().to(M.dtype) / self.scale
 
-    def quick_polar(self, M: Any) -> Polar:
+    def quick_polar(self, M: DualMatrix) -> Polar:
         """Return an estimate for steering a solver; a lower bound where the exact value would cost much."""
         found = Polar(largest(M)) if isinstance(M, Tensor) else estimate(M)
         return Polar(found.value / self.scale, found.kind, found.confidence)

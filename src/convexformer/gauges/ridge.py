@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
-from typing import Any, final
+from typing import final
 
 from torch import Tensor
 
-from convexformer.gauges.base import Penalty, Polar
+from convexformer.gauges.base import DualMatrix, Penalty, Polar, WeightsLike, as_tensor
 
 
 @final
@@ -16,26 +17,23 @@ class Ridge(Penalty):
 
     sparse = False
 
-    def value(self, Z: Tensor) -> Tensor:
+    def value(self, Z: WeightsLike) -> Tensor:
         """Half the squared norm."""
-        return 0.5 * Z.square().sum()
+        return 0.5 * as_tensor(Z).square().sum()
 
     def prox(self, Z: Tensor, step: float | Tensor) -> Tensor:
         """``Z / (1 + step)``."""
         return Z / (1 + step)
 
-    def scale_limit(self, M: Any, beta: float, *, quick: bool = False) -> tuple[float, Polar]:
-        """One: the conjugate is finite everywhere, but at the optimum the gradient itself is the dual point.
+    def max_dual_scale(self, M: DualMatrix, beta: float, *, quick: bool = False) -> tuple[float, Polar]:
+        """No limit: the conjugate is finite everywhere."""
+        return math.inf, Polar(0.0)
 
-        A loss that chooses its own scale knows nothing of ``||M||^2 / (2 beta)``, and would choose one too long.
-        """
-        return 1.0, Polar(0.0)
-
-    def conjugate(self, M: Any, beta: float) -> float:
+    def conjugate(self, M: DualMatrix, beta: float) -> float:
         """``||M||^2 / (2 beta)``."""
-        return float(M.square().sum()) / (2 * beta)
+        return float(as_tensor(M).square().sum()) / (2 * beta)
 
-    def zero_beta(self, M: Any, curvature: Callable[[], float]) -> Polar:
+    def critical_beta(self, M: DualMatrix, curvature: Callable[[], float]) -> Polar:
         """Return the curvature of the loss: the beta that halves the weight of the strongest direction.
 
         With a ridge ``Z = 0`` is never optimal; this is the scale that ``beta_ratio`` counts in.

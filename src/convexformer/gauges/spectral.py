@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from convexformer.gauges.base import Polar, PolarKind
+from convexformer.gauges.base import LinearMap, Polar, PolarKind
 
-SMALL_SIDE = 1024  # eigenvalues of a Gram matrix up to this side
-CHOLESKY_SIDE = 20_000  # a Cholesky test up to this side
-FORMED = 1 << 28  # numbers of M that may be formed for a bound: 2 GiB in float64
+SMALL_SIDE = 1024  # the exact spectrum of the Gram matrix is taken for short sides up to this
+CHOLESKY_SIDE = 20_000  # a Cholesky test proves the bound for short sides up to this
+FORMED = 1 << 28  # M is formed for a bound if it has at most this many entries: 2 GiB in float64
 FAILURE = 1e-6  # probability that a probabilistic bound is wrong
 LANCZOS_STEPS = 1000
 
@@ -42,7 +41,7 @@ def largest(M: Tensor) -> float:
     return float(unit * torch.linalg.eigvalsh(gram(M / unit))[..., -1].max().clamp_min(0).sqrt())
 
 
-def bound(M: Any) -> Polar:
+def bound(M: LinearMap) -> Polar:
     """Bound the largest singular value of an implicit ``M: (B, p, q)`` from above, as tightly as its size allows.
 
     Exact by eigenvalues when a side is small; proven by a Cholesky factorisation when ``M`` can be formed; otherwise
@@ -58,23 +57,23 @@ def bound(M: Any) -> Polar:
     return Polar(top, PolarKind.PROBABILISTIC, confidence=1 - FAILURE)
 
 
-def estimate(M: Any) -> Polar:
+def estimate(M: LinearMap) -> Polar:
     """Estimate the largest singular value quickly, from below: good for steering, never for a certificate."""
     B, p, q = M.shape
     if min(p, q) <= SMALL_SIDE and B * p * q <= FORMED:
         if not bool(M.dense().isfinite().all()):
             return Polar(math.inf, PolarKind.LOWER)
-        values, _ = M.gram_spectrum()  # kept: the solver will ask for the vectors next
+        values, _ = M.gram_spectrum()  # cached: the solver asks for the vectors next
         return Polar(float(values[..., -1].max()))
     return Polar(max(lanczos(M, b, steps=40) for b in range(B)), PolarKind.LOWER)
 
 
-def lanczos(M: Any, b: int, steps: int, seed: int = 0) -> float:
+def lanczos(M: LinearMap, b: int, steps: int, seed: int = 0) -> float:
     """Return the largest singular value of block ``b`` after ``steps`` of Golub-Kahan-Lanczos from a random start."""
     _, p, q = M.shape
-    like = M.D
+    like = M.like
     transposed = q > p  # iterate on the short side
-    there, back = (M.right, M.left) if transposed else (M.left, M.right)
+    there, back = (M.rmatvec, M.matvec) if transposed else (M.matvec, M.rmatvec)
     generator = torch.Generator().manual_seed(seed)
     v = torch.randn((1, min(p, q)), generator=generator, dtype=torch.float64).to(like)
     v = v / v.norm()
@@ -110,7 +109,9 @@ def _normalised(x: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
     return torch.where(norm > 0, x / norm, 0.0), norm
 
 
-def top_pairs(M: Any, k: int, start: Tensor | None = None, sweeps: int = 6) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def top_pairs(
+    M: LinearMap, k: int, start: Tensor | None = None, sweeps: int = 6
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return the ``k`` largest singular triples over all blocks: values, ``U: (k, p)``, ``V: (k, q)``, blocks.
 
     By the SVD of small blocks, by subspace iteration on large ones (``start: (j, q)`` seeds it).
@@ -140,24 +141,24 @@ def _gram_pairs(M: Tensor, values: Tensor, Q: Tensor, k: int) -> tuple[Tensor, T
     return (sigma, long, short, block) if tall else (sigma, short, long, block)
 
 
-def _subspace(M: Any, b: int, k: int, start: Tensor | None, sweeps: int) -> tuple[Tensor, Tensor, Tensor]:
+def _subspace(M: LinearMap, b: int, k: int, start: Tensor | None, sweeps: int) -> tuple[Tensor, Tensor, Tensor]:
     """Randomised subspace iteration (Halko, Martinsson, Tropp 2011) with batched products."""
     _, p, q = M.shape
     generator = torch.Generator().manual_seed(0)
     width = min(k + 8, p, q)
-    V = torch.randn((width, q), generator=generator, dtype=torch.float64).to(M.D)
+    V = torch.randn((width, q), generator=generator, dtype=torch.float64).to(M.like)
     if start is not None and len(start):
         V = torch.cat([start.to(V), V])
         width = min(len(V), p, q)
         V = V[:width]
     for _ in range(sweeps):
-        U = torch.linalg.qr(M.left(V, b).T)[0].T
-        V = torch.linalg.qr(M.right(U, b).T)[0].T
-    L, sigma, Rh = torch.linalg.svd(M.left(V, b).T, full_matrices=False)
+        U = torch.linalg.qr(M.matvec(V, b).T)[0].T
+        V = torch.linalg.qr(M.rmatvec(U, b).T)[0].T
+    L, sigma, Rh = torch.linalg.svd(M.matvec(V, b).T, full_matrices=False)
     return L.T[:k], sigma[:k], (Rh @ V)[:k]
 
 
-def _proven(M: Any, b: int) -> float:
+def _proven(M: LinearMap, b: int) -> float:
     """Return an upper bound that a Cholesky factorisation of ``rho^2 I - M M^T`` proves."""
     dense = M.dense()[b].double()
     scale = float(dense.abs().max())
@@ -166,8 +167,9 @@ def _proven(M: Any, b: int) -> float:
     K = gram(dense / scale)
     side = K.shape[0]
     guess = lanczos(M, b, steps=min(60, side)) / scale
-    # the factorisation of a matrix perturbed by rounding proves the bound for one larger by this much
-    slack = 4 * side * torch.finfo(torch.float64).eps * float(K.diagonal().sum())
+    # rounding of the Gram matrix (sums along the long side) and of the factorisation (along the short side), both
+    # relative to the trace: the factorisation proves the bound for a matrix perturbed by this much at most
+    slack = 4 * (side + max(dense.shape)) * torch.finfo(torch.float64).eps * float(K.diagonal().sum())
     for excess in (1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1, 1.0):
         rho2 = (guess * (1 + excess)) ** 2
         shifted = -K
@@ -178,7 +180,7 @@ def _proven(M: Any, b: int) -> float:
     return scale * math.sqrt(float(K.diagonal().sum()) + slack)  # the Frobenius norm always bounds it
 
 
-def _probable(M: Any, b: int, n_blocks: int) -> float:
+def _probable(M: LinearMap, b: int, n_blocks: int) -> float:
     """Return ``rho (1 - eps)^(-1/2)``, a bound with probability ``1 - FAILURE / n_blocks``."""
     side = min(M.shape[1:])
     steps = min(LANCZOS_STEPS, side)

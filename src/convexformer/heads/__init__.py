@@ -1,7 +1,8 @@
 """Heads: an architecture is an operator, a gauge, and the maps to and from an ordinary network."""
 
-from convexformer.architecture import HEADS, Head
 from convexformer.heads.attention import Attention
+from convexformer.heads.base import HEADS, Head, Layout, Program
+from convexformer.heads.channel_blocks import BlockSelfAttention, channel_blocks
 from convexformer.heads.combined import Sum
 from convexformer.heads.fourier import FNO, BlockFNO
 from convexformer.heads.linear import Linear
@@ -14,11 +15,15 @@ __all__ = [
     "MLP",
     "Attention",
     "BlockFNO",
+    "BlockSelfAttention",
     "FNet",
     "Head",
+    "Layout",
     "Linear",
     "MLPMixer",
     "PoolFormer",
+    "Program",
     "SelfAttention",
     "Sum",
+    "channel_blocks",
 ]

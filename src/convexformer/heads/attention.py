@@ -8,14 +8,14 @@ from typing import Any, final
 import torch
 from torch import Tensor, nn
 
-from convexformer.architecture import HEADS, Head, Layout, Weights
 from convexformer.data import TokenDataset
 from convexformer.gauges import GroupNorm, NuclearNorm, Penalty
+from convexformer.heads.base import HEADS, Head, Layout
 from convexformer.heads.gating import (
     check_activation,
     check_gates,
     draw_gates,
-    foreign,
+    mismatch,
     random_factors,
     read_gate,
     same_gates,
@@ -26,6 +26,7 @@ from convexformer.networks.simplex import random_simplex
 from convexformer.operators import DenseOperator, GatedOperator, Operator
 from convexformer.operators.gates import sample_gates
 from convexformer.registry import one_of
+from convexformer.weights import Weights
 
 
 @final
@@ -65,6 +66,10 @@ class Attention(Head):
         """Return the constructor's arguments."""
         return {"activation": self.activation, "decay": self.decay, "gates": self.gates, "seed": self.seed}
 
+    def traits(self, layout: Layout) -> dict[str, object]:
+        """Return activation, decay and gates."""
+        return {"activation": self.activation, "decay": self.decay, "gates": self._gate_vectors(layout)}
+
     def check(self, layout: Layout) -> None:
         """Check that given gates match the tokens."""
         super().check(layout)
@@ -79,7 +84,7 @@ class Attention(Head):
             return DenseOperator(features, axes, layout.n_outputs)
         return GatedOperator(features, sample_gates(tokens.X, *vectors), axes, layout.n_outputs)
 
-    def penalty(self, layout: Layout) -> Penalty:
+    def penalty(self, tokens: TokenDataset, layout: Layout) -> Penalty:
         """Group norm per (token, class), or nuclear norm per token."""
         return GroupNorm("class_token") if self.decay == "l1" else NuclearNorm()
 
@@ -88,7 +93,7 @@ class Attention(Head):
 
         Heads take the zero rows into account, which proposition 1 as printed does not.
         """
-        slices = weights.dense().reshape(-1, *weights.Z.shape[-2:])  # (g*s, d, c)
+        slices = weights.dense().reshape(-1, *weights.shape[-2:])  # (g*s, d, c)
         where, w2, w3 = group_heads(slices) if self.decay == "l1" else singular_heads(slices)
         s = layout.n_tokens
         w1 = nn.functional.one_hot(where % s, s).to(w2)
@@ -105,14 +110,14 @@ class Attention(Head):
         u1, u2 = vectors if vectors is not None else (None, None)
         expected = f"decay={self.decay!r}, activation={self.activation!r}"
         if not isinstance(network, AttentionNetwork):
-            raise foreign(self.name, expected, f"it is a {type(network).__name__}, not an AttentionNetwork")
+            raise mismatch(self.name, expected, f"it is a {type(network).__name__}, not an AttentionNetwork")
         if network.kind != self.decay:
-            raise foreign(self.name, expected, f"its decay is {network.kind!r}")
+            raise mismatch(self.name, expected, f"its decay is {network.kind!r}")
         if not (same_gates(network.u1, u1) and same_gates(network.u2, u2)):
-            raise foreign(self.name, expected, "its gates are others")
+            raise mismatch(self.name, expected, "its gates are others")
         sizes = (network.w1.shape[1], network.w2.shape[1], network.w3.shape[1])
         if sizes != (layout.n_tokens, layout.width, layout.n_outputs):
-            raise foreign(self.name, expected, f"its sizes (s, d, c) are {sizes}")
+            raise mismatch(self.name, expected, f"its sizes (s, d, c) are {sizes}")
         return network.lift()
 
     def random_network(self, layout: Layout, n_heads: int, seed: int = 0, bias: bool = False) -> AttentionNetwork:

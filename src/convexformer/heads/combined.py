@@ -8,13 +8,14 @@ from typing import Any, final
 import torch
 from torch import Tensor, nn
 
-from convexformer.architecture import HEADS, Head, Layout, Weights, resolve_head
 from convexformer.data import TokenDataset
 from convexformer.gauges import Penalty, SumPenalty
-from convexformer.heads.gating import foreign
+from convexformer.heads.base import HEADS, Head, Layout, resolve_head
+from convexformer.heads.gating import mismatch
 from convexformer.networks import Network, SumNetwork
 from convexformer.networks.combined import side_by_side
 from convexformer.operators import Operator, SumOperator
+from convexformer.weights import Weights
 
 
 @final
@@ -51,26 +52,30 @@ class Sum(Head):
         for head in self.heads:
             head.check(layout)
 
+    def traits(self, layout: Layout) -> dict[str, object]:
+        """Return the identities of the parts."""
+        return {"parts": [head.identity(layout) for head in self.heads]}
+
     def operator(self, tokens: TokenDataset, layout: Layout) -> Operator:
         """Add the outputs."""
         return SumOperator([head.operator(tokens, layout) for head in self.heads])
 
-    def penalty(self, layout: Layout) -> Penalty:
+    def penalty(self, tokens: TokenDataset, layout: Layout) -> Penalty:
         """Add the penalties."""
-        return SumPenalty([head.penalty(layout) for head in self.heads], self._shapes(layout))
+        return SumPenalty([head.penalty(tokens, layout) for head in self.heads], self._shapes(layout))
 
     def recover(self, weights: Weights, layout: Layout) -> SumNetwork:
         """Recover each part; the bias is common."""
         parts: list[Network] = [
             head.recover(Weights(piece), layout)
-            for head, piece in zip(self.heads, self._split(weights.Z, layout), strict=True)
+            for head, piece in zip(self.heads, self._split(weights.dense(), layout), strict=True)
         ]
         return SumNetwork(parts, weights.intercept)
 
     def lift(self, network: nn.Module, layout: Layout) -> Weights:
         """Lift each part and put the results side by side; biases of the parts add to that of the sum."""
         if not isinstance(network, SumNetwork) or len(network.parts) != len(self.heads):
-            raise foreign(self.name, f"{len(self.heads)} parts", f"it is a {type(network).__name__}")
+            raise mismatch(self.name, f"{len(self.heads)} parts", f"it is a {type(network).__name__}")
         lifted = [head.lift(part, layout) for head, part in zip(self.heads, network.parts, strict=True)]
         return side_by_side(lifted, network.bias)
 

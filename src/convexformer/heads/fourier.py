@@ -10,15 +10,15 @@ from typing import Any, final
 import torch
 from torch import Tensor, nn
 
-from convexformer.architecture import HEADS, Head, Layout, Weights
 from convexformer.data import TokenDataset
 from convexformer.gauges import NuclearNorm, Penalty
+from convexformer.heads.base import HEADS, Head, Layout
 from convexformer.heads.gating import (
     check_activation,
     check_gates,
-    foreign,
     gate_tensor,
     is_whole,
+    mismatch,
     random_factors,
     same_gates,
 )
@@ -27,6 +27,7 @@ from convexformer.networks import FourierNetwork
 from convexformer.operators import DenseOperator, FourierOperator, Operator
 from convexformer.operators.fourier import fourier_gates
 from convexformer.operators.mixing import check_grid
+from convexformer.weights import Weights
 
 
 class FourierHead(Head):
@@ -66,6 +67,12 @@ class FourierHead(Head):
     def gate_shape(self, layout: Layout) -> tuple[int | None, ...]:
         """Return the shape in which users give gates."""
 
+    def traits(self, layout: Layout) -> dict[str, object]:
+        """Return activation, gates, grid and blocks."""
+        grid = check_grid(self.grid, layout.n_tokens)
+        own = {"activation": self.activation, "grid": str(grid), "blocks": self.n_blocks}
+        return {**own, "gates": self._gates(layout)}
+
     def check(self, layout: Layout) -> None:
         """Check grid, gates and divisibility."""
         super().check(layout)
@@ -90,27 +97,27 @@ class FourierHead(Head):
         axes = ("b" if self.blocked else "") + ("" if h is None else "g")
         return FourierOperator(tokens.X, grid, c, gates, blocks=B, pooled=not layout.per_token, axes=axes)
 
-    def penalty(self, layout: Layout) -> Penalty:
+    def penalty(self, tokens: TokenDataset, layout: Layout) -> Penalty:
         """Nuclear norm of each block, over ``sqrt(s)`` in the reduced program."""
         return NuclearNorm(layout.n_tokens**-0.5 if self._reduced(layout) else 1.0)
 
     def recover(self, weights: Weights, layout: Layout) -> FourierNetwork:
         """One kernel for each singular value; in the reduced program kernels are constant over shifts."""
         s, B = layout.n_tokens, self.n_blocks
-        where, w1, w2 = singular_heads(weights.dense().reshape(-1, *weights.Z.shape[-2:]))
+        where, w1, w2 = singular_heads(weights.dense().reshape(-1, *weights.shape[-2:]))
         if self._reduced(layout):
             # the kernel 1_s (x) w / s has the same pooled output; balancing leaves w / s^(3/4) and s^(-1/4) w2
             w1, w2 = w1[:, None].expand(-1, s, -1) * s**-0.75, w2 * s**-0.25
-        g = 1 if self.activation == "linear" else weights.Z.shape[-3]
+        g = 1 if self.activation == "linear" else weights.shape[-3]
         return self._network(w1.reshape(-1, s, layout.width // B), w2, weights.intercept, where // g, where % g, layout)
 
     def lift(self, network: nn.Module, layout: Layout) -> Weights:
         """``Z = sum_j w1_j w2_j^T`` by block and gate, after checking grid, gates and sizes."""
         expected = f"activation={self.activation!r}, grid={self.grid}, blocks={self.n_blocks}"
         if not isinstance(network, FourierNetwork):
-            raise foreign(self.name, expected, f"it is a {type(network).__name__}, not a FourierNetwork")
+            raise mismatch(self.name, expected, f"it is a {type(network).__name__}, not a FourierNetwork")
         if not same_gates(network.gates, self._gates(layout)):
-            raise foreign(self.name, expected, "its gates are others")
+            raise mismatch(self.name, expected, "its gates are others")
         sizes = (
             network.grid,
             network.blocks,
@@ -122,7 +129,7 @@ class FourierHead(Head):
         B = self.n_blocks
         own = (check_grid(self.grid, layout.n_tokens), B, self.blocked, layout.n_tokens, layout.width // B)
         if sizes != (*own, layout.n_outputs // B, layout.per_token):
-            raise foreign(self.name, expected, f"its sizes are {sizes}")
+            raise mismatch(self.name, expected, f"its sizes are {sizes}")
         return network.lift()
 
     def random_network(self, layout: Layout, n_heads: int, seed: int = 0, bias: bool = False) -> FourierNetwork:

@@ -86,6 +86,6 @@ def same_gates(network_gates: Tensor | None, gates: Tensor | None) -> bool:
     return network_gates.shape == gates.shape and bool(torch.equal(network_gates.cpu().to(gates.dtype), gates))
 
 
-def foreign(head: str, expected: str, reason: str) -> ValueError:
+def mismatch(head: str, expected: str, reason: str) -> ValueError:
     """Return the error for a network that does not belong to a problem."""
     return ValueError(f"this network does not belong to the problem's {head} head ({expected}): {reason}.")

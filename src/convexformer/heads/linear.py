@@ -8,12 +8,13 @@ from typing import Any, final
 import torch
 from torch import nn
 
-from convexformer.architecture import HEADS, Head, Layout, Weights
 from convexformer.data import TokenDataset
 from convexformer.gauges import Penalty, Ridge
-from convexformer.heads.gating import foreign, random_factors
+from convexformer.heads.base import HEADS, Head, Layout
+from convexformer.heads.gating import mismatch, random_factors
 from convexformer.networks import LinearNetwork
 from convexformer.operators import DenseOperator, Operator
+from convexformer.weights import Weights
 
 
 @final
@@ -36,13 +37,13 @@ class Linear(Head):
         """Mean tokens."""
         return DenseOperator(tokens.mean_token, (layout.width,), layout.n_outputs)
 
-    def penalty(self, layout: Layout) -> Penalty:
+    def penalty(self, tokens: TokenDataset, layout: Layout) -> Penalty:
         """Ridge."""
         return Ridge()
 
     def recover(self, weights: Weights, layout: Layout) -> LinearNetwork:
         """Return the same matrix."""
-        return LinearNetwork(weights.Z, weights.intercept, squeeze=layout.squeeze)
+        return LinearNetwork(weights.dense(), weights.intercept, squeeze=layout.squeeze)
 
     def random_network(self, layout: Layout, n_heads: int, seed: int = 0, bias: bool = False) -> LinearNetwork:
         """Return a random matrix, a start for gradient training; there are no heads to count."""
@@ -54,9 +55,9 @@ class Linear(Head):
     def lift(self, network: nn.Module, layout: Layout) -> Weights:
         """Return the same matrix, after checking sizes."""
         if not isinstance(network, LinearNetwork):
-            raise foreign(self.name, "ridge", f"it is a {type(network).__name__}, not a LinearNetwork")
+            raise mismatch(self.name, "ridge", f"it is a {type(network).__name__}, not a LinearNetwork")
         if tuple(network.weight.shape) != (layout.width, layout.n_outputs):
-            raise foreign(self.name, "ridge", f"its sizes (d, c) are {tuple(network.weight.shape)}")
+            raise mismatch(self.name, "ridge", f"its sizes (d, c) are {tuple(network.weight.shape)}")
         return network.lift()
 
 

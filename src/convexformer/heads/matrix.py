@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, final
 
 import torch
-from scipy.sparse.csgraph import connected_components
 from torch import Tensor, nn
 
-from convexformer.architecture import HEADS, Head, Layout, Weights
 from convexformer.data import TokenDataset
-from convexformer.gauges import NuclearNorm, Penalty, SumPenalty
-from convexformer.heads.gating import check_activation, check_gates, foreign, gate_tensor, random_factors, same_gates
+from convexformer.gauges import NuclearNorm, Penalty
+from convexformer.heads.base import HEADS, Head, Layout
+from convexformer.heads.gating import check_activation, check_gates, gate_tensor, mismatch, random_factors, same_gates
 from convexformer.networks import MixerNetwork, SelfAttentionNetwork
 from convexformer.networks.selfattention import MatrixNetwork
 from convexformer.operators import (
@@ -24,11 +23,10 @@ from convexformer.operators import (
     MixerOperator,
     Operator,
     SelfAttentionOperator,
-    SumOperator,
 )
-from convexformer.operators.bilinear import sample_chunks
 from convexformer.operators.mixer import mixer_gates
-from convexformer.operators.selfattention import attention_gates, exact_gram
+from convexformer.operators.selfattention import attention_gates
+from convexformer.weights import Operand, Weights
 
 
 class MatrixHead(Head):
@@ -57,6 +55,10 @@ class MatrixHead(Head):
         """Return the constructor's arguments."""
         return {"activation": self.activation, "gates": self.gates, "seed": self.seed}
 
+    def traits(self, layout: Layout) -> dict[str, object]:
+        """Return activation and gates."""
+        return {"activation": self.activation, "gates": self._gate_matrices(layout)}
+
     def check(self, layout: Layout) -> None:
         """Check that given gates match the tokens."""
         super().check(layout)
@@ -76,14 +78,13 @@ class MatrixHead(Head):
         """``Z = sum_j vec_F(W1_j) vec_C(W2_j)^T``, after checking gates and sizes."""
         expected = f"activation={self.activation!r}"
         if not isinstance(network, self.network_type):
-            raise foreign(self.name, expected, f"it is a {type(network).__name__}, not a {self.network_type.__name__}")
+            raise mismatch(self.name, expected, f"it is a {type(network).__name__}, not a {self.network_type.__name__}")
         if not same_gates(network.gates, self._gate_matrices(layout)):
-            raise foreign(self.name, expected, "its gates are others")
+            raise mismatch(self.name, expected, "its gates are others")
         sizes = (network.w1.shape[1], network.w2.shape[1], network.w2.shape[2])
         if sizes != (self.side(layout), layout.width, layout.n_outputs) or network.per_token != layout.per_token:
-            raise foreign(self.name, expected, f"its sizes are {sizes}, per token: {network.per_token}")
-        lifted = network.lift()
-        return Weights(self._from_factors(lifted.Z, layout), lifted.intercept)
+            raise mismatch(self.name, expected, f"its sizes are {sizes}, per token: {network.per_token}")
+        return network.lift()
 
     def random_network(self, layout: Layout, n_heads: int, seed: int = 0, bias: bool = False) -> MatrixNetwork:
         """Return a random network of this head, a start for gradient training."""
@@ -94,13 +95,9 @@ class MatrixHead(Head):
         start = torch.zeros(layout.n_outputs, dtype=torch.float64) if bias else None
         return self.network_type(w1, w2, start, per_token=layout.per_token, squeeze=layout.squeeze, **gated)
 
-    def _as_factors(self, Z: Any, layout: Layout) -> LowRank:
+    def _as_factors(self, Z: Operand, layout: Layout) -> LowRank:
         """Return weights of the program as factors of the full ``Z``."""
         return Z if isinstance(Z, LowRank) else LowRank.of(Z)
-
-    def _from_factors(self, Z: Any, layout: Layout) -> Any:
-        """Return the ``Z`` that a network lifts to as weights of the program."""
-        return Z
 
     def _gate_matrices(self, layout: Layout) -> Tensor | None:
         """``(g, n, n)``, or None for a linear head."""
@@ -119,9 +116,7 @@ class SelfAttention(MatrixHead):
 
     Linear attention needs the tokens only through Gram matrices, and through the mean token when pooled: they are read
     once. ``gates`` is their number or ``H: (g, d, d)``, gate ``1{X H X^T >= 0}``. Where the channels fall into blocks that
-    no sample correlates, the linear program separates into smaller ones (corollary 3.2); ``Z`` is then their flattened
-    variables one after the other. Inner products must be zero exactly and provably so (disjoint supports, integers): one
-    that only rounds to zero is kept, for small correlations may be all that there is to learn.
+    no sample correlates, :class:`BlockSelfAttention` has the same optimum with fewer variables (corollary 3.2).
     """
 
     activation: str = "linear"
@@ -136,24 +131,6 @@ class SelfAttention(MatrixHead):
         """d: ``W1`` acts on channels."""
         return layout.width
 
-    def prepare(self, tokens: TokenDataset, layout: Layout) -> Layout:
-        """Find blocks of channels that no sample correlates, provably: the decision is the same in every precision."""
-        if self.activation != "linear":
-            return layout
-        d = layout.width
-        nonzero = torch.zeros((d, d), dtype=torch.bool, device=tokens.X.device)
-        for part in sample_chunks(tokens.n_samples, 4 * d * (layout.n_tokens + d)):
-            x = tokens.X[part].double()
-            nonzero |= (x.mT @ x != 0).any(0)
-            if bool(nonzero.all()):  # ordinary data: decided by the first samples
-                return layout
-            nonzero |= ~exact_gram(x).all(0)
-        count, label = connected_components(nonzero.cpu().numpy(), directed=False)
-        if count == 1:
-            return layout
-        blocks = tuple(tuple(int(k) for k in (label == b).nonzero()[0]) for b in range(count))
-        return replace(layout, channel_blocks=blocks)
-
     def operator(self, tokens: TokenDataset, layout: Layout) -> Operator:
         """Gram matrices where linear, gated scores otherwise."""
         X, c = tokens.X, layout.n_outputs
@@ -165,49 +142,11 @@ class SelfAttention(MatrixHead):
             return GatedSelfAttentionOperator(X, attention_gates(X, H), c, pool, tokens.mask)
         rows = X if layout.per_token else tokens.mean_token[:, None]
         keep = tokens.mask if layout.per_token else None
-        if not layout.channel_blocks:
-            return SelfAttentionOperator(rows, X.mT @ X, c, keep)
-        parts: list[Operator] = []
-        for block in layout.channel_blocks:
-            own = X[..., list(block)]
-            parts.append(SelfAttentionOperator(rows, own.mT @ own, c, keep))
-        return SumOperator(parts)
+        return SelfAttentionOperator(rows, X.mT @ X, c, keep)
 
-    def penalty(self, layout: Layout) -> Penalty:
-        """Nuclear norm, one for each gate or block of channels."""
-        if not layout.channel_blocks:
-            return NuclearNorm()
-        shapes = self._block_shapes(layout)
-        return SumPenalty([NuclearNorm() for _ in shapes], shapes)
-
-    def _block_shapes(self, layout: Layout) -> list[tuple[int, ...]]:
-        return [(len(b) * layout.width, len(b) * layout.n_outputs) for b in layout.channel_blocks]
-
-    def _as_factors(self, Z: Any, layout: Layout) -> LowRank:
-        """Blocks of channels become factors that are zero outside their block."""
-        if not layout.channel_blocks:
-            return super()._as_factors(Z, layout)
-        d, c = layout.width, layout.n_outputs
-        full = LowRank.zeros((d * d, d * c), Z)
-        pieces = Z.split([rows * cols for rows, cols in self._block_shapes(layout)])
-        for block, piece, shape in zip(layout.channel_blocks, pieces, self._block_shapes(layout), strict=True):
-            own = LowRank.of(piece.view(shape))
-            U, V = Z.new_zeros((own.n_terms, d, d)), Z.new_zeros((own.n_terms, d, c))
-            U[:, list(block)] = own.U.view(-1, len(block), d)
-            V[:, list(block)] = own.V.view(-1, len(block), c)
-            full = full.append(U.flatten(1), V.flatten(1), own.block)
-        return full
-
-    def _from_factors(self, Z: Any, layout: Layout) -> Any:
-        if not layout.channel_blocks:
-            return Z
-        d, c = layout.width, layout.n_outputs
-        U, V = Z.U.view(-1, d, d), Z.V.view(-1, d, c)
-        parts = []
-        for block in layout.channel_blocks:
-            own = list(block)
-            parts.append((U[:, own].flatten(1).T @ V[:, own].flatten(1)).flatten())
-        return torch.cat(parts)
+    def penalty(self, tokens: TokenDataset, layout: Layout) -> Penalty:
+        """Nuclear norm, one for each gate."""
+        return NuclearNorm()
 
 
 @final
@@ -244,14 +183,14 @@ class MLPMixer(MatrixHead):
             return MixerOperator(X, c)
         return DenseOperator(X.flatten(1), (layout.n_tokens, layout.width), c, columns=layout.width * c)
 
-    def penalty(self, layout: Layout) -> Penalty:
+    def penalty(self, tokens: TokenDataset, layout: Layout) -> Penalty:
         """Nuclear norm, times ``sqrt(s)`` in the reduced program."""
         return NuclearNorm(layout.n_tokens**0.5 if self._reduced(layout) else 1.0)
 
     def _reduced(self, layout: Layout) -> bool:
         return self.activation == "linear" and not layout.per_token
 
-    def _as_factors(self, Z: Any, layout: Layout) -> LowRank:
+    def _as_factors(self, Z: Operand, layout: Layout) -> LowRank:
         """``z v^T`` of the reduced program is the atom ``W1 = 1 z^T``, ``W2 = v`` of the full one."""
         small = super()._as_factors(Z, layout)
         if not self._reduced(layout):

@@ -9,15 +9,15 @@ from typing import Any, final
 import torch
 from torch import Tensor, nn
 
-from convexformer.architecture import HEADS, Head, Layout, Weights
 from convexformer.data import TokenDataset
 from convexformer.gauges import NuclearNorm, Penalty
+from convexformer.heads.base import HEADS, Head, Layout
 from convexformer.heads.gating import (
     check_activation,
     check_gates,
-    foreign,
     gate_tensor,
     is_whole,
+    mismatch,
     random_factors,
     same_gates,
 )
@@ -26,6 +26,7 @@ from convexformer.networks import MLPNetwork
 from convexformer.operators import DenseOperator, GatedOperator, Operator
 from convexformer.operators.gates import token_gates
 from convexformer.operators.mixing import check_grid, fourier_mix, local_mean
+from convexformer.weights import Weights
 
 
 class TokenMLP(Head):
@@ -60,6 +61,14 @@ class TokenMLP(Head):
         """Return the constructor's arguments."""
         return {"activation": self.activation, "gates": self.gates, "seed": self.seed}
 
+    def traits(self, layout: Layout) -> dict[str, object]:
+        """Return activation, gates and mixing."""
+        return {
+            "activation": self.activation,
+            "gates": self._gate_vectors(layout),
+            "mixing of tokens": str(self.mixing()),
+        }
+
     def check(self, layout: Layout) -> None:
         """Check that given gates match the tokens."""
         super().check(layout)
@@ -78,13 +87,13 @@ class TokenMLP(Head):
         pooled = open_gates.mT @ tokens.X / tokens.lengths[:, None, None]  # (N, g, d)
         return DenseOperator(pooled.flatten(1), (h.shape[0], d), c)
 
-    def penalty(self, layout: Layout) -> Penalty:
+    def penalty(self, tokens: TokenDataset, layout: Layout) -> Penalty:
         """Nuclear norm, one for each gate."""
         return NuclearNorm()
 
     def recover(self, weights: Weights, layout: Layout) -> MLPNetwork:
         """One neuron for each singular value of each gate's block."""
-        where, w1, w2 = singular_heads(weights.dense().reshape(-1, *weights.Z.shape[-2:]))
+        where, w1, w2 = singular_heads(weights.dense().reshape(-1, *weights.shape[-2:]))
         h = self._gate_vectors(layout)
         gated: dict[str, Any] = {} if h is None else {"gates": h.to(w1.device), "gate_index": where}
         return MLPNetwork(w1, w2, weights.intercept, **self._options(layout), **gated)
@@ -93,14 +102,14 @@ class TokenMLP(Head):
         """``Z_g = sum_j w1_j w2_j^T``, after checking mixing, gates and sizes."""
         expected = f"activation={self.activation!r}"
         if not isinstance(network, MLPNetwork):
-            raise foreign(self.name, expected, f"it is a {type(network).__name__}, not an MLPNetwork")
+            raise mismatch(self.name, expected, f"it is a {type(network).__name__}, not an MLPNetwork")
         if network.mixing() != self.mixing():
-            raise foreign(self.name, expected, f"it mixes tokens by {network.mixing()}, not {self.mixing()}")
+            raise mismatch(self.name, expected, f"it mixes tokens by {network.mixing()}, not {self.mixing()}")
         if not same_gates(network.gates, self._gate_vectors(layout)):
-            raise foreign(self.name, expected, "its gates are others")
+            raise mismatch(self.name, expected, "its gates are others")
         sizes = (network.w1.shape[1], network.w2.shape[1])
         if sizes != (layout.width, layout.n_outputs) or network.per_token != layout.per_token:
-            raise foreign(self.name, expected, f"its sizes (d, c) are {sizes}, per token: {network.per_token}")
+            raise mismatch(self.name, expected, f"its sizes (d, c) are {sizes}, per token: {network.per_token}")
         return network.lift()
 
     def random_network(self, layout: Layout, n_heads: int, seed: int = 0, bias: bool = False) -> MLPNetwork:

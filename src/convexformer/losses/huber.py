@@ -8,7 +8,10 @@ from typing import final
 import torch
 from torch import Tensor
 
-from convexformer.losses.base import LOSSES, QuadraticConjugateLoss, real_targets
+from convexformer.losses.base import LOSSES, imbalance
+from convexformer.losses.encoding import real_targets
+from convexformer.losses.separable import QuadraticConjugateLoss
+from convexformer.rows import LOCAL, Rows
 
 
 @final
@@ -44,7 +47,7 @@ class Huber(QuadraticConjugateLoss):
         """The residual, clipped at ``delta``."""
         return (F - Y).clamp(-self.delta, self.delta)
 
-    def curvatures(self, F: Tensor, Y: Tensor) -> Tensor:
+    def second_derivative(self, F: Tensor, Y: Tensor) -> Tensor:
         """One near the target, zero beyond."""
         return ((F - Y).abs() <= self.delta).to(F.dtype)
 
@@ -52,10 +55,24 @@ class Huber(QuadraticConjugateLoss):
         """``|u| <= delta``."""
         return U.abs() <= self.delta * (1 + max(1e-12, 8 * torch.finfo(U.dtype).eps))
 
-    def scale_range(self, U: Tensor) -> tuple[float, float]:
-        """Any scale that keeps the largest entry within ``delta``."""
-        reach = self.delta / max(float(U.abs().max()), 1e-300)
+    def scale_range(self, U: Tensor, rows: Rows = LOCAL) -> tuple[float, float]:
+        """``|t| <= delta / max |u|``, with an upper bound on ``max |u|``; 1 is legal for every point of the domain."""
+        reach = max(1.0, self.delta / max(float(rows.bound(U)), 1e-300))
         return -reach, reach
+
+    def balance(self, U: Tensor, Y: Tensor, w: Tensor, rows: Rows = LOCAL) -> Tensor:
+        """Mix with a constant, ``(1 - a) u - a delta sign(r)``, column by column, where ``r = sum_i w_i u_i``.
+
+        The sum vanishes for ``a = |r| / (|r| + delta sum_i w_i)``, and ``|u| <= delta`` is kept. Twice: the second time for
+        what rounding left.
+        """
+        most = self.delta * rows.sum(w)
+        for _ in range(2):
+            r = imbalance(U, w, rows)
+            if r is None:
+                break
+            U = torch.lerp(U, (-self.delta * r.sign()).expand_as(U), (r.abs() / (r.abs() + most)).expand_as(U))
+        return U
 
 
 LOSSES.register("huber", Huber)

@@ -8,7 +8,10 @@ from typing import final
 import torch
 from torch import Tensor
 
-from convexformer.losses.base import LOSSES, QuadraticConjugateLoss, real_targets
+from convexformer.losses.base import LOSSES, imbalance
+from convexformer.losses.encoding import real_targets
+from convexformer.losses.separable import QuadraticConjugateLoss
+from convexformer.rows import LOCAL, Rows
 
 
 @final
@@ -17,6 +20,7 @@ class Squared(QuadraticConjugateLoss):
 
     name = "squared"
     curvature = 1.0
+    quadratic = True
 
     def encode(self, Y: Tensor) -> Tensor:
         """Real targets ``(R,)`` or ``(R, c)``."""
@@ -35,7 +39,7 @@ class Squared(QuadraticConjugateLoss):
         U = F - Y
         return 0.5 * torch.linalg.vecdot(U, U), U
 
-    def curvatures(self, F: Tensor, Y: Tensor) -> Tensor:
+    def second_derivative(self, F: Tensor, Y: Tensor) -> Tensor:
         """One everywhere."""
         return torch.ones_like(F)
 
@@ -43,17 +47,26 @@ class Squared(QuadraticConjugateLoss):
         """Everywhere."""
         return torch.ones_like(U, dtype=torch.bool)
 
-    def scale_range(self, U: Tensor) -> tuple[float, float]:
+    def scale_range(self, U: Tensor, rows: Rows = LOCAL) -> tuple[float, float]:
         """Any scale."""
         return -math.inf, math.inf
 
-    def best_intercept(self, F: Tensor, Y: Tensor, w: Tensor, start: Tensor) -> Tensor:
-        """Return the weighted mean of ``y - f``."""
-        return (w[:, None] * (Y - F)).sum(0) / w.sum()
+    def best_intercept(self, F: Tensor, Y: Tensor, w: Tensor, start: Tensor, rows: Rows = LOCAL) -> Tensor:
+        """Return the weighted mean of ``y - f``; ``start`` where that is not finite, without a host sync."""
+        b = rows.weighted(w, Y - F) / rows.sum(w)
+        return torch.where(torch.isfinite(b).all(), b, start)
 
-    def follow_intercept(self, F: Tensor, Y: Tensor, w: Tensor, start: Tensor) -> Tensor:
-        """Return the same: it needs no start."""
-        return self.best_intercept(F, Y, w, start)
+    def inexact_intercept(self, F: Tensor, Y: Tensor, w: Tensor, start: Tensor, rows: Rows = LOCAL) -> Tensor:
+        """Return the exact one, which costs less than a step."""
+        return self.best_intercept(F, Y, w, start, rows)
+
+    def balance(self, U: Tensor, Y: Tensor, w: Tensor, rows: Rows = LOCAL) -> Tensor:
+        """Subtract the weighted mean, twice: the second time what rounding left of it."""
+        r, total = imbalance(U, w, rows), rows.sum(w)
+        if r is None:
+            return U
+        U = U - r / total
+        return U - rows.weighted(w, U) / total
 
 
 LOSSES.register("squared", Squared)

@@ -3,7 +3,7 @@
     min g(V) + [s >= 1]   s.t.  V = W,  s = A W                               (Boyd et al. 2011)
 
 The ``W`` step solves ``(I + A^T A) W = ...`` through the inverse of ``I + A A^T``, formed once; the ``V`` step is the prox.
-Fast where the data separates well, slow where it barely does; the caller then turns to another method.
+Fast where the data separates well, slow where it barely does; the caller then uses another method.
 """
 
 from __future__ import annotations
@@ -11,22 +11,22 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from convexformer.gauges import Gauge
+from convexformer.gauges import Norm
 from convexformer.margin.operator import MarginOperator
 from convexformer.margin.progress import Answer, Limits, Progress
 
 RELAXATION = 1.6
-LOOK_EVERY = 25
-FIRST_STEP = 3.0
+ADMM_CHECK_EVERY = 25
+FIRST_ADMM_STEP = 3.0
 
 
-def solve_admm(operator: MarginOperator, gauge: Gauge, limits: Limits) -> Answer:
+def solve_admm(operator: MarginOperator, gauge: Norm, limits: Limits) -> Answer:
     """Solve ``min g(W)`` under the margin constraints; ``operator`` should have rows of norm about one."""
     progress = Progress(operator, gauge, limits)
     like, shape = operator.like, operator.output_shape
     gram = operator.gram(torch.arange(shape[0] * shape[1], device=like.device))
     gram.diagonal().add_(1.0)
-    inverse = torch.cholesky_inverse(torch.linalg.cholesky(gram))  # eigenvalues in (0, 1]: as accurate as a solve
+    inverse = torch.cholesky_inverse(torch.linalg.cholesky(gram))  # eigenvalues in (0, 1], so as accurate as a solve
 
     def project(C: Tensor) -> Tensor:
         """``(I + A^T A)^{-1} C`` by the identity of Woodbury."""
@@ -34,7 +34,7 @@ def solve_admm(operator: MarginOperator, gauge: Gauge, limits: Limits) -> Answer
 
     V, s = operator.zeros(), torch.ones(shape, dtype=like.dtype, device=like.device)
     dual_V, dual_s = torch.zeros_like(V), torch.zeros_like(s)
-    step, due = FIRST_STEP, LOOK_EVERY
+    step, due = FIRST_ADMM_STEP, ADMM_CHECK_EVERY
     for iteration in range(1, limits.max_iter + 1):
         W = project(V - dual_V + operator.adjoint(s - dual_s))
         margins = operator.apply(W)
@@ -42,16 +42,16 @@ def solve_admm(operator: MarginOperator, gauge: Gauge, limits: Limits) -> Answer
         old_V, old_s = V, s
         V, s = gauge.prox(mixed_W + dual_V, step), (mixed_s + dual_s).clamp_min(1.0)
         dual_V, dual_s = dual_V + mixed_W - V, dual_s + mixed_s - s
-        if iteration % LOOK_EVERY and iteration != limits.max_iter:
+        if iteration % ADMM_CHECK_EVERY and iteration != limits.max_iter:
             continue
         # -dual_s / step tends to the multipliers
         if progress.see(V, (-dual_s).clamp_min(0), iteration):
             break
         if iteration >= due:
-            # bring both residuals within a factor of two; ever more rarely, or it could go on for ever
+            # balance the residuals within a factor of two, at growing intervals so that the step settles
             primal = float((W - V).square().sum() + (margins - s).square().sum())
             dual = float((V - old_V).square().sum() + (s - old_s).square().sum())
             turn = 0.5 if primal > 4 * dual else 2.0 if dual > 4 * primal else 1.0
             step, dual_V, dual_s = step * turn, dual_V * turn, dual_s * turn
-            due = iteration + max(LOOK_EVERY, iteration // 4)
+            due = iteration + max(ADMM_CHECK_EVERY, iteration // 4)
     return progress.answer()

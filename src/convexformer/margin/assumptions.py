@@ -19,7 +19,7 @@ from convexformer.margin.pull import log_excess
 from convexformer.operators import Operator
 from convexformer.threads import few_threads
 
-LIMITS = Limits(1e-3, 5000)
+SEPARABILITY_LIMITS = Limits(1e-3, 5000)
 
 
 @final
@@ -96,8 +96,8 @@ def check_assumptions(X: Any, z: Any, y: Any, v: Any, *, W: Any = None, toleranc
 def _separability(data: Sequences) -> Assumption:
     operator, diagonal = data.operator(), data.diagonal_operator()
     scale = float(operator.row_norms().max())
-    full = _margin(operator, FrobeniusNorm(), solve_frobenius(operator, LIMITS)) / max(scale, 1e-300)
-    narrow = _margin(diagonal, L1Norm(), solve_diagonal(diagonal, LIMITS)) / max(scale, 1e-300)
+    full = _margin(operator, FrobeniusNorm(), solve_frobenius(operator, SEPARABILITY_LIMITS)) / max(scale, 1e-300)
+    narrow = _margin(diagonal, L1Norm(), solve_diagonal(diagonal, SEPARABILITY_LIMITS)) / max(scale, 1e-300)
     numbers = {"ties": float(len(data.ties)), "margin": full, "diagonal_margin": narrow}
     statement = "optimal tokens are unique and some W separates them (margins for rows and weights of norm one)"
     return Assumption(1, not data.ties and full > 0, statement, numbers)

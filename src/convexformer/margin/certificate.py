@@ -49,7 +49,7 @@ def margin_certificate(operator: Operator, gauge: Gauge, W: Tensor, multipliers:
     polar = gauge.polar(M)
     primal = value / least if least > 0 else math.inf
     dual = 0.0 if total == 0 else (total / polar.value if polar.value > 0 else math.inf)
-    # the smallest margin carries the rounding of the largest terms it is a sum of
+    # the rounding error of the smallest margin is that of the largest terms in its sum
     eps = torch.finfo(torch.float64).eps
     spread = float(margins.abs().max()) / least if least > 0 else 1.0
     dual = dual * (1 - 64 * eps * (1 + spread)) if polar.kind.certifies else -math.inf

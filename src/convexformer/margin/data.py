@@ -99,7 +99,8 @@ class Sequences:
     def score_gaps(self) -> Tensor:
         """``(n, L, L-1)``: ``gamma_ik - gamma_il`` for every ``k`` (the optimal token first) and every other ``l``.
 
-        Equal scores differ by exactly zero: what rounding leaves of them must not pull once all else has underflowed.
+        Scores that are equal up to rounding differ by exactly zero; the rounding error would dominate the pulls once all
+        others have underflowed.
         """
         rest = self.scores.gather(1, self.others)
         ordered = torch.cat([self.optimal_scores[:, None], rest], 1)

@@ -18,7 +18,7 @@ from scipy.optimize import linprog
 from convexformer.gauges import L1Norm
 from convexformer.margin.progress import Answer, Limits, Progress
 from convexformer.operators import DenseOperator
-from convexformer.solution import Status
+from convexformer.solvers.status import Status
 
 
 def solve_diagonal(operator: DenseOperator, limits: Limits) -> Answer:

@@ -12,7 +12,7 @@ from torch import Tensor
 from convexformer.gauges import Gauge
 from convexformer.operators import Operator
 
-LARGEST = 400_000  # entries of the linear program
+FARKAS_PROGRAM_SIZE = 400_000  # entries of the linear program, at most
 
 
 def residual(operator: Operator, gauge: Gauge, lam: Tensor) -> float:
@@ -28,7 +28,7 @@ def shortened(operator: Operator, gauge: Gauge, lam: Tensor, allowed: float) -> 
     """
     support = (lam > 0).flatten().nonzero().flatten()
     size = operator.zeros().numel()
-    if len(support) * size > LARGEST:
+    if len(support) * size > FARKAS_PROGRAM_SIZE:
         return lam
     columns = []
     for index in support.tolist():

@@ -14,16 +14,16 @@ from torch import Tensor
 
 from convexformer.margin.data import Sequences
 from convexformer.margin.initial import start
-from convexformer.margin.parametrizations import STEP, Parametrization
+from convexformer.margin.parametrizations import DEFAULT_STEP, Parametrization
 from convexformer.margin.pull import Pull
 from convexformer.margin.trajectory import Flow
 from convexformer.threads import few_threads
 
 LOG_TIMES = {"separate": 1e7, "diagonal": 1e7, "reparametrized": 1e7, "combined": 1e5}
 """Default horizons, as the logarithm of physical time. The margin ends about there too."""
-HUGE = 1e250  # weights beyond this stop moving, before products of them overflow
-LOOK_EVERY = 20  # steps between two looks at the clock
-SETTLE_STEPS, SETTLE_RATIO = 120, 0.96  # a short run of ever smaller steps before each record
+MAX_WEIGHT = 1e250  # weights beyond this are frozen, since their products would overflow
+CLOCK_EVERY = 20  # steps between two checks of the clock
+SETTLE_STEPS, SETTLE_RATIO = 120, 0.96  # before each record, so many steps, each smaller by this factor
 
 
 def gradient_flow(
@@ -38,7 +38,7 @@ def gradient_flow(
     n_init: int | None = None,
     seed: int = 0,
     width: int | None = None,
-    step: float = STEP,
+    step: float = DEFAULT_STEP,
     records: int = 60,
     max_steps: int = 1_000_000,
     device: str | torch.device | None = None,
@@ -83,7 +83,7 @@ class _Record:
 
 @final
 class _Run:
-    """One batch on its way: weights, both clocks, and what has been recorded."""
+    """The state of one batch: weights, both clocks, and the records."""
 
     def __init__(self, data: Sequences, weights: Parametrization, step: float) -> None:
         self.data, self.weights, self.step = data, weights, step
@@ -121,7 +121,7 @@ class _Run:
                     stacklevel=3,
                 )
                 break
-            self.advance(LOOK_EVERY)
+            self.advance(CLOCK_EVERY)
         return self
 
     def clock(self) -> float:
@@ -130,7 +130,7 @@ class _Run:
 
     def stopped(self) -> bool:
         """Stop those of the batch that have grown beyond what products in float64 can hold; tell whether all have."""
-        alive = self.weights.matrix().abs().flatten(1).amax(1) < HUGE
+        alive = self.weights.matrix().abs().flatten(1).amax(1) < MAX_WEIGHT
         self.alive = None if bool(alive.all()) else alive.to(self.tau.dtype)
         return not bool(alive.any())
 
@@ -147,7 +147,7 @@ class _Run:
             self._step(size)
 
     def record(self) -> None:
-        """Keep where the batch is."""
+        """Record the weights and clocks of the batch."""
         parts = {name: value.clone() for name, value in self.weights.factors().items()}
         impulse = self.impulse[..., 1:].clone()
         self.records.append(
@@ -194,12 +194,12 @@ def _horizon(parametrization: str, log_time: float | None) -> float:
         raise ValueError(
             f"log_time={log_time!r} was given; expected the natural logarithm of the physical time to stop at, such as 1e6."
         )
-    return min(float(log_time), HUGE)
+    return min(float(log_time), MAX_WEIGHT)
 
 
 def _check_options(step: float, records: int, max_steps: int) -> None:
     if not isinstance(step, numbers.Real) or not 0 < step <= 0.1:
-        raise ValueError(f"step={step} was given; expected a relative step in (0, 0.1], such as {STEP}.")
+        raise ValueError(f"step={step} was given; expected a relative step in (0, 0.1], such as {DEFAULT_STEP}.")
     if not isinstance(records, numbers.Integral) or records < 2:
         raise ValueError(f"records={records} was given; expected a whole number of at least 2.")
     if not isinstance(max_steps, numbers.Integral) or max_steps < 1:

@@ -26,37 +26,35 @@ from torch import Tensor
 from convexformer.gauges import FrobeniusNorm
 from convexformer.margin.operator import MarginOperator
 from convexformer.margin.progress import Answer, Limits, Progress
-from convexformer.solution import Status
+from convexformer.solvers.status import Status
 
-ROUNDING = (
-    1e-13  # multipliers that combine the constraints to something relatively smaller prove that nothing separates
-)
-LARGEST_SYSTEM = 6000  # constraints that bind, or weights, up to which Newton steps are taken
-LARGEST_LEAST_SQUARES = 2_000_000  # entries of the matrix of the last resort
-QUASI_NEWTON = 200
-ROUNDS, NEWTON_STEPS = 40, 50
-RIDGES = (1e-15, 1e-13, 1e-11)  # of the largest diagonal entry
+FARKAS_RESIDUAL = 1e-13  # |A^T lam| below this, relative to the rows and sum(lam), proves that nothing separates
+MAX_NEWTON_SYSTEM = 6000  # Newton steps are taken up to this many binding constraints, or weights
+MAX_NNLS_ENTRIES = 2_000_000  # of the matrix of the nonnegative least squares that are tried last
+QUASI_NEWTON_STEPS = 200
+MAX_LAGRANGIAN_ROUNDS, MAX_NEWTON_STEPS = 40, 50
+RIDGES = (1e-15, 1e-13, 1e-11)  # tried in turn, relative to the largest diagonal entry
 
 
 def solve_frobenius(operator: MarginOperator, limits: Limits) -> Answer:
     """Solve the Frobenius-norm SVM to ``limits.tolerance``; ``max_iter`` counts L-BFGS-B and Newton steps."""
     progress = Progress(operator, FrobeniusNorm(), limits)
     rows = operator.row_norms()
-    nothing = ROUNDING * float(rows.max())
+    nothing = FARKAS_RESIDUAL * float(rows.max())
 
     def done(W: Tensor, lam: Tensor) -> bool:
         """Look at a pair; stop at the tolerance, or when ``lam`` proves that nothing separates."""
         stop = progress.see(W, lam, spent)
         return stop or float(operator.adjoint(lam).norm()) <= nothing * float(lam.sum())
 
-    lam, spent = _quasi_newton(operator, float(rows.square().mean()), min(QUASI_NEWTON, limits.max_iter))
+    lam, spent = _quasi_newton(operator, float(rows.square().mean()), min(QUASI_NEWTON_STEPS, limits.max_iter))
     W = operator.adjoint(lam)
     finished = done(W, lam)
     # scale to the SVM's own multipliers: for them sum(lam) = ||A^T lam||^2
     scale = float(lam.sum()) / max(float(W.square().sum()), nothing**2, torch.finfo(W.dtype).tiny)
     lam, W = lam * scale, W * scale
     penalty = 10 * float(lam.sum()) / lam.numel()
-    for _ in range(ROUNDS):
+    for _ in range(MAX_LAGRANGIAN_ROUNDS):
         if finished or spent >= limits.max_iter:
             return progress.answer()
         W, lam, used = _round(operator, W, lam, penalty, limits.max_iter - spent)
@@ -93,7 +91,7 @@ def _quasi_newton(operator: MarginOperator, bend: float, iterations: int) -> tup
 
 def _round(operator: MarginOperator, W: Tensor, lam: Tensor, penalty: float, steps: int) -> tuple[Tensor, Tensor, int]:
     """Minimise ``1/2 ||W||^2 + |t|^2 / (2 penalty)``, ``t = (lam + penalty (1 - A W))_+``; return ``W``, ``t``, steps."""
-    for step in range(min(NEWTON_STEPS, steps)):
+    for step in range(min(MAX_NEWTON_STEPS, steps)):
         t = (lam + penalty * (1 - operator.apply(W))).clamp_min(0)
         gradient = W - operator.adjoint(t)
         slope = float(gradient.norm())
@@ -111,10 +109,10 @@ def _round(operator: MarginOperator, W: Tensor, lam: Tensor, penalty: float, ste
             if value <= now + 1e-4 * length * downhill:
                 break
             length *= 0.5
-        else:  # rounding: no descent left
+        else:  # no descent left in this precision
             return W, (lam + penalty * (1 - operator.apply(W))).clamp_min(0), step + 1
         W = trial
-    return W, t, steps if steps < NEWTON_STEPS else NEWTON_STEPS
+    return W, t, steps if steps < MAX_NEWTON_STEPS else MAX_NEWTON_STEPS
 
 
 def _newton_direction(operator: MarginOperator, gradient: Tensor, binding: Tensor, penalty: float) -> Tensor | None:
@@ -123,14 +121,14 @@ def _newton_direction(operator: MarginOperator, gradient: Tensor, binding: Tenso
     size = gradient.numel()
     if len(rows) == 0:
         return -gradient
-    if min(len(rows), size) > LARGEST_SYSTEM:
+    if min(len(rows), size) > MAX_NEWTON_SYSTEM:
         return None
     if len(rows) <= size:
         H = operator.gram(rows)
         H.diagonal().add_(1 / penalty)
         inner = operator.apply(gradient).flatten()[rows]
         full = torch.zeros_like(binding, dtype=gradient.dtype).flatten()
-        solved = _positive_solve(H, inner)
+        solved = positive_solve(H, inner)
         if solved is None:
             return None
         full[rows] = solved
@@ -138,13 +136,14 @@ def _newton_direction(operator: MarginOperator, gradient: Tensor, binding: Tenso
     E = operator.dense_rows(rows)
     H = penalty * (E.mT @ E)
     H.diagonal().add_(1.0)
-    solved = _positive_solve(H, gradient.flatten())
+    solved = positive_solve(H, gradient.flatten())
     return None if solved is None else -solved.view_as(gradient)
 
 
-def _positive_solve(H: Tensor, right: Tensor) -> Tensor | None:
-    """``H^{-1} right`` by Cholesky. Where rounding made ``H`` indefinite a ridge is added: it leaves a step downhill, only
-    shorter. None when no small ridge helps.
+def positive_solve(H: Tensor, right: Tensor) -> Tensor | None:
+    """``H^{-1} right`` by Cholesky; None when it fails.
+
+    Where rounding made ``H`` indefinite a ridge is added: the step stays a descent direction, only shorter.
     """
     top = float(H.diagonal().max())
     for ridge in (0.0, *RIDGES):
@@ -161,7 +160,7 @@ def _nonnegative_least_squares(operator: MarginOperator, W: Tensor, lam: Tensor)
     For small data that barely separates, or barely fails to; ``s`` is set to the margin found so far.
     """
     rows = torch.arange(lam.numel(), device=lam.device)
-    if lam.numel() * W.numel() > LARGEST_LEAST_SQUARES:
+    if lam.numel() * W.numel() > MAX_NNLS_ENTRIES:
         return None
     E = operator.dense_rows(rows).mT.cpu().numpy()  # (d^2, m)
     reach = float(operator.adjoint(lam).norm()) / max(float(lam.sum()), torch.finfo(lam.dtype).tiny)
@@ -169,6 +168,6 @@ def _nonnegative_least_squares(operator: MarginOperator, W: Tensor, lam: Tensor)
     target = np.concatenate([np.zeros(len(E)), [s]])
     try:
         found = nnls(np.vstack([E, np.full((1, E.shape[1]), s)]), target, maxiter=30 * E.shape[1])[0]
-    except RuntimeError:  # it did not end
+    except RuntimeError:  # more iterations than maxiter
         return None
     return torch.from_numpy(found).to(lam).view_as(lam) if found.sum() > 0 else None

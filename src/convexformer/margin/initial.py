@@ -48,11 +48,11 @@ def start(
             )
         pair = _given(data, name, init)
     if name == "separate":
-        _alive(pair, "K and Q")
+        _check_nonzero(pair, "K and Q")
         return Separate(data, *pair)
     if name == "combined":
         return Combined(data, pair[0])
-    _alive(pair, "the two diagonals")
+    _check_nonzero(pair, "the two diagonals")
     return Diagonal(data, *pair) if name == "diagonal" else Reparametrized(data, *pair)
 
 
@@ -124,7 +124,7 @@ def _given(data: Sequences, name: str, init: Any) -> tuple[Tensor, ...]:
     return tuple(tensors)
 
 
-def _alive(pair: tuple[Tensor, ...], what: str) -> None:
+def _check_nonzero(pair: tuple[Tensor, ...], what: str) -> None:
     size = sum(part.abs().flatten(1).sum(1) for part in pair)
     if not bool((torch.as_tensor(size) > 0).all()):
         raise ValueError(

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from convexformer.margin.data import Sequences
 
-SUPPORT = 0.02  # entries or singular values of the direction above this share of the largest count as nonzero
+DIRECTION_SUPPORT = 0.02  # entries or singular values of the direction above this share of the largest count as nonzero
 
 
 @final
@@ -44,7 +44,7 @@ def approximate_kkt(norm: str, data: Sequences, direction: Tensor, multipliers: 
         dropped = torch.zeros_like(distance)
     elif norm == "diagonal":
         b, m = (torch.diagonal(part, dim1=-2, dim2=-1) for part in (direction, M))
-        on = b.abs() > SUPPORT * b.abs().amax(-1, keepdim=True)
+        on = b.abs() > DIRECTION_SUPPORT * b.abs().amax(-1, keepdim=True)
         distance = torch.linalg.vector_norm(torch.where(on, b.sign(), m.clamp(-1, 1)) - m, dim=-1)
         dropped = torch.linalg.vector_norm(torch.where(on, torch.zeros_like(b), b), dim=-1)
     else:
@@ -59,7 +59,7 @@ def _nuclear_distance(W: Tensor, M: Tensor) -> tuple[Tensor, Tensor]:
     bad = ~torch.isfinite(W).flatten(-2).all(-1) | ~torch.isfinite(M).flatten(-2).all(-1)
     W, M = (torch.where(bad[..., None, None], torch.zeros_like(part), part) for part in (W, M))
     U, sizes, Vh = torch.linalg.svd(W)
-    on = (sizes > SUPPORT * sizes[..., :1]).to(W.dtype)
+    on = (sizes > DIRECTION_SUPPORT * sizes[..., :1]).to(W.dtype)
     turned = U.mT @ M @ Vh.mT  # in the basis of W the subdifferential is diag(1 on the support) + E
     outside = turned * (1 - on)[..., :, None] * (1 - on)[..., None, :]
     left, values, right = torch.linalg.svd(outside)

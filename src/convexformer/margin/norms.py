@@ -13,7 +13,7 @@ from convexformer.gauges import FrobeniusNorm, Gauge, L1Norm, NuclearNorm
 from convexformer.margin.data import Sequences
 from convexformer.margin.diagonal import solve_diagonal
 from convexformer.margin.frobenius import solve_frobenius
-from convexformer.margin.nuclear import insist_nuclear, solve_nuclear
+from convexformer.margin.nuclear import solve_nuclear, solve_nuclear_scaled
 from convexformer.margin.progress import Answer, Limits
 from convexformer.operators import Operator
 from convexformer.registry import one_of
@@ -21,18 +21,18 @@ from convexformer.registry import one_of
 
 @final
 @dataclass(frozen=True)
-class Norm:
+class MarginNorm:
     """One SVM: ``min g(weights)`` under margin constraints. ``diagonal`` weights are ``b: (d, 1)``, others ``W: (d, d)``.
 
-    ``solve`` may stop early when nothing seems to separate; ``prove`` then decides, on the same constraints, and ``insist``
-    goes on, told about the size of the optimum.
+    ``solve`` may stop early when it finds no separating weights; ``prove`` then decides whether there are any, on the same
+    constraints, and ``solve_again`` solves data that barely separates, given about the value of the Frobenius-norm SVM.
     """
 
     gauge: Gauge
     diagonal: bool
     solve: Callable[[Sequences, Limits], Answer]
     prove: Callable[[Sequences, Limits], Answer]
-    insist: Callable[[Sequences, Limits, float], Answer] | None = None
+    solve_again: Callable[[Sequences, Limits, float], Answer] | None = None
 
     def operator(self, data: Sequences) -> Operator:
         """Return the margins of this SVM's weights."""
@@ -55,19 +55,19 @@ def _frobenius(data: Sequences, limits: Limits) -> Answer:
     return solve_frobenius(data.operator(), limits)
 
 
-NORMS: dict[str, Norm] = {
-    "nuclear": Norm(
+MARGIN_NORMS: dict[str, MarginNorm] = {
+    "nuclear": MarginNorm(
         NuclearNorm(),
         False,
         lambda data, limits: solve_nuclear(data.operator(), limits),
         _frobenius,
-        lambda data, limits, size: insist_nuclear(data.operator(), limits, size),
+        lambda data, limits, size: solve_nuclear_scaled(data.operator(), limits, size),
     ),
-    "frobenius": Norm(FrobeniusNorm(), False, _frobenius, _frobenius),
-    "diagonal": Norm(L1Norm(), True, _diagonal, _diagonal),
+    "frobenius": MarginNorm(FrobeniusNorm(), False, _frobenius, _frobenius),
+    "diagonal": MarginNorm(L1Norm(), True, _diagonal, _diagonal),
 }
 
 
-def norm_of(name: str) -> Norm:
-    """Return the SVM of that name, or say which there are."""
-    return NORMS[one_of("norm", name, NORMS)]
+def norm_of(name: str) -> MarginNorm:
+    """Return the SVM of that name; an unknown one suggests the nearest."""
+    return MARGIN_NORMS[one_of("norm", name, MARGIN_NORMS)]

@@ -25,38 +25,38 @@ from convexformer.gauges import NuclearNorm
 from convexformer.margin.admm import solve_admm
 from convexformer.margin.operator import MarginOperator
 from convexformer.margin.progress import Answer, Limits, Progress
-from convexformer.solution import Status
+from convexformer.solvers.status import Status
 
-SMALL = (1500, 100)  # constraints and width up to which alternating directions are faster
-QUICK_ITERATIONS = 400  # and the iterations that they get
-GOOD_VALUE = 10.0  # the Frobenius optimum at which the penalties below are about right
-FIRST_PENALTY, LAST_PENALTY = 3.0, 30.0  # a larger one drowns the line search in rounding
+ADMM_CONSTRAINTS, ADMM_WIDTH = 1500, 100  # alternating directions are faster up to this many constraints and channels
+ADMM_ITERATIONS = 400  # at most, before the factorised solver takes over
+TUNED_VALUE = 10.0  # value of the Frobenius-norm SVM for which the penalties below were tuned
+FIRST_PENALTY, LAST_PENALTY = 3.0, 30.0  # rounding makes the line search fail at larger penalties
 INNER_ITERATIONS = 300
-MEMORY = 10  # pairs that L-BFGS keeps
-STALL_ROUNDS, MOST_ROUNDS = 15, 400  # without a better gap, and in all, after which rounding has won
+LBFGS_PAIRS = 10  # that scipy's L-BFGS keeps
+STALL_ROUNDS, MAX_ROUNDS = 15, 400  # stop after so many rounds without a smaller gap, and in total
 
 
 def solve_nuclear(operator: MarginOperator, limits: Limits) -> Answer:
     """Solve the nuclear-norm SVM to ``limits.tolerance``, for data that separates well.
 
-    A solve that finds no separating matrix in its first part stops, so that the caller can look for a proof that there
-    is none; one that is slow stops too. :func:`insist_nuclear` then goes on.
+    It stops early where it finds no separating matrix, so that the caller can look for a proof that there is none, and
+    where it converges slowly; :func:`solve_nuclear_scaled` then takes over.
     """
     unit = _normalised(operator)
     constraints = operator.output_shape[0] * operator.output_shape[1]
-    if constraints <= SMALL[0] and operator.weight_shape[0] <= SMALL[1]:
-        first = Limits(limits.tolerance, min(limits.max_iter, QUICK_ITERATIONS), limits.max_time)
+    if constraints <= ADMM_CONSTRAINTS and operator.weight_shape[0] <= ADMM_WIDTH:
+        first = Limits(limits.tolerance, min(limits.max_iter, ADMM_ITERATIONS), limits.max_time)
         return solve_admm(unit, NuclearNorm(), first)
     return solve_factorised(unit, limits, patience=10)
 
 
-def insist_nuclear(operator: MarginOperator, limits: Limits, frobenius: float) -> Answer:
-    """Solve it for data that barely separates, given about the value of the Frobenius-norm SVM.
+def solve_nuclear_scaled(operator: MarginOperator, limits: Limits, frobenius: float) -> Answer:
+    """Solve the nuclear-norm SVM of data that barely separates, given about the value of the Frobenius-norm SVM.
 
     Constraints are scaled so that the optimum has the size that the penalties were tuned for.
     """
     p, z = operator.differences, operator.queries
-    return solve_factorised(MarginOperator(p * (frobenius / GOOD_VALUE), z), limits)
+    return solve_factorised(MarginOperator(p * (frobenius / TUNED_VALUE), z), limits)
 
 
 def solve_factorised(operator: MarginOperator, limits: Limits, patience: float = math.inf) -> Answer:
@@ -77,7 +77,7 @@ def solve_factorised(operator: MarginOperator, limits: Limits, patience: float =
             break
         if progress.relative_gap < 0.9 * best:
             best, best_round = progress.relative_gap, rounds
-        elif (rounds - best_round >= STALL_ROUNDS and progress.separates) or rounds >= MOST_ROUNDS:
+        elif (rounds - best_round >= STALL_ROUNDS and progress.separates) or rounds >= MAX_ROUNDS:
             progress.status = Status.STALLED
             break
         U, V = _grown(operator, U, V, lam)
@@ -88,7 +88,7 @@ def solve_factorised(operator: MarginOperator, limits: Limits, patience: float =
 
 
 def _normalised(operator: MarginOperator) -> MarginOperator:
-    """Scale differences and queries to norm one on average, so that steps and penalties mean the same for all data."""
+    """Scale differences and queries to norm one on average, so that step sizes and penalties suit all data."""
     p, z = operator.differences, operator.queries
     tiny = torch.finfo(p.dtype).tiny
     return MarginOperator(
@@ -129,7 +129,7 @@ def _minimise(
         return value, gradient.flatten().cpu().numpy()
 
     start = torch.stack([U, V]).flatten().cpu().numpy()
-    options = {"maxiter": iterations, "maxfun": 2 * iterations, "maxcor": MEMORY, "ftol": 1e-16, "gtol": goal}
+    options = {"maxiter": iterations, "maxfun": 2 * iterations, "maxcor": LBFGS_PAIRS, "ftol": 1e-16, "gtol": goal}
     found: Any = minimize(value_and_gradient, start, jac=True, method="L-BFGS-B", options=options)
     factors = torch.from_numpy(found.x).to(p).view(2, d, r)
     return factors[0], factors[1], max(int(found.nit), 1)
@@ -142,7 +142,7 @@ def _grown(operator: MarginOperator, U: Tensor, V: Tensor, lam: Tensor) -> tuple
         return U, V
     left, sizes, right = torch.linalg.svd(operator.adjoint(lam))
     left, right = left[:, sizes > 1.01], right[sizes > 1.01].mT
-    # a pair that the factors already hold needs no copy
+    # singular pairs that already lie in the span of the factors are not added
     known = torch.linalg.qr(U).Q
     lacking = ((left - known @ (known.mT @ left)).norm(dim=0) > 1e-3).nonzero().flatten()[: min(d - r, 4)]
     size = 1e-2 * float(U.norm()) / math.sqrt(r)

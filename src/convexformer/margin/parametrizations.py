@@ -16,11 +16,11 @@ from torch import Tensor
 
 from convexformer.margin.data import Sequences
 
-STEP = 4e-3
+DEFAULT_STEP = 4e-3
 """Default relative step: no factor changes by more than this share in a step."""
 
 ROOT2 = math.sqrt(2.0)
-FIRST_MARGIN_STEP = 0.05  # combined weights start from zero: no margin moves more than this in a step at first
+FIRST_MARGIN_STEP = 0.05  # at most, that a margin changes in a step of combined weights near zero
 
 
 class Parametrization(ABC):
@@ -126,7 +126,7 @@ class Combined(MatrixParametrization):
     def advance(self, pulls: Tensor, relative: float) -> Tensor:
         """``W + eta G``."""
         size = torch.linalg.vector_norm(self.W, dim=(1, 2))
-        eta = (relative / self._row) * size.clamp_min(FIRST_MARGIN_STEP / (self._row * STEP))
+        eta = (relative / self._row) * size.clamp_min(FIRST_MARGIN_STEP / (self._row * DEFAULT_STEP))
         self.W = self.W + eta[:, None, None] * self._gradient(pulls)
         return eta
 

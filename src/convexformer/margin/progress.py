@@ -1,4 +1,4 @@
-"""What the three solvers share: the best point on each side, limits, and how it ended."""
+"""What the three solvers share: limits, the best primal and dual point so far, and the status."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from convexformer.certificates import Certificate
 from convexformer.gauges import Gauge
 from convexformer.margin.certificate import margin_certificate
 from convexformer.operators import Operator
-from convexformer.solution import Record, Status
+from convexformer.solvers.status import Record, Status
 
 
 @final
@@ -66,7 +66,7 @@ class Progress:
         return math.isfinite(self._primal)
 
     def see(self, W: Tensor, multipliers: Tensor, iteration: int) -> bool:
-        """Look at a pair; tell whether to stop."""
+        """Check a primal and a dual point; tell whether to stop."""
         proof: Certificate = margin_certificate(self.operator, self.gauge, W, multipliers)
         if self._W is None or proof.primal < self._primal:
             self._W, self._primal = W, proof.primal

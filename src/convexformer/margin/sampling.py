@@ -12,14 +12,14 @@ from convexformer.margin.certificate import margin_certificate
 from convexformer.margin.data import Sequences
 from convexformer.margin.diagonal import solve_diagonal
 from convexformer.margin.frobenius import solve_frobenius
-from convexformer.margin.nuclear import SMALL, solve_nuclear
+from convexformer.margin.nuclear import ADMM_CONSTRAINTS, solve_nuclear
 from convexformer.margin.progress import Answer, Limits
 from convexformer.operators import DenseOperator
 from convexformer.registry import one_of
 from convexformer.threads import few_threads
 
 SHAPES = {"diagonal": (3, 4, 10), "general": (3, 3, 4), "aligned": (3, 5, 6), "violates_a3": (2, 2, 3)}
-TRIES = 200
+MAX_DRAWS = 200
 CLEAR_SLACK, CLEAR_SHARE, CLEAR_EXCESS = 0.3, 0.03, 0.05
 
 
@@ -70,7 +70,7 @@ def sample_data(
         return _aligned(n, L, d, rng)
     accepts = _clear_diagonal if kind == "diagonal" else _clear_general
     separable = 0
-    for _ in range(TRIES):
+    for _ in range(MAX_DRAWS):
         sample = _gaussian(n, L, d, rng, room=0.2 if kind == "diagonal" else 1.0)
         answer = _separates(sample, diagonal=kind == "diagonal")
         if answer is not None and (not clear or accepts(sample, answer)):
@@ -78,11 +78,11 @@ def sample_data(
         separable += answer is not None
     if separable:
         raise ValueError(
-            f"{separable} of {TRIES} draws of shape (n, L, d) = {sizes} separate, none clearly; pass clear=False."
+            f"{separable} of {MAX_DRAWS} draws of shape (n, L, d) = {sizes} separate, none clearly; pass clear=False."
         )
     need = "d >= n (L - 1)" if kind == "diagonal" else "d^2 well above n (L - 1)"
     raise ValueError(
-        f"no separable data of shape (n, L, d) = {sizes} in {TRIES} draws; {need} makes Gaussian data separable."
+        f"no separable data of shape (n, L, d) = {sizes} in {MAX_DRAWS} draws; {need} makes Gaussian data separable."
     )
 
 
@@ -114,7 +114,7 @@ def _aligned(n: int, L: int, d: int, rng: np.random.Generator) -> Sample:
     y = rng.choice([-1.0, 1.0], n)
     length, c = 1 + rng.random(n), -0.2
     score = _score_gap(n, L, 1.0)
-    # without the part outside the span of the optimal tokens the nuclear optimum would not be unique
+    # v needs a part outside the span of the optimal tokens: else the nuclear optimum is not unique
     v = (y * score / length) @ U[:n] + 3.0 * U[n]
     z = (rng.choice([-1.0, 1.0], n) * (0.5 + rng.random(n)))[:, None] * U[:n]
     X = np.empty((n, L, d))
@@ -167,7 +167,7 @@ def _clear_diagonal(sample: Sample, answer: Answer) -> bool:
 def _clear_general(sample: Sample, answer: Answer) -> bool:
     """The Frobenius solution is not also the nuclear one."""
     operator = Sequences.of(*sample).operator()
-    if operator.output_shape[0] * operator.output_shape[1] > SMALL[0]:
+    if operator.output_shape[0] * operator.output_shape[1] > ADMM_CONSTRAINTS:
         return True
     gauge = NuclearNorm()
     own = margin_certificate(operator, gauge, answer.W, answer.multipliers).primal

@@ -19,13 +19,13 @@ from convexformer.certificates import Certificate
 from convexformer.margin.certificate import NotSeparableError, margin_certificate
 from convexformer.margin.data import Sequences, check_queries, check_tokens
 from convexformer.margin.farkas import residual, shortened
-from convexformer.margin.norms import Norm, norm_of
+from convexformer.margin.norms import MarginNorm, norm_of
 from convexformer.margin.progress import Answer, Limits
-from convexformer.solution import Status
+from convexformer.solvers.status import Status
 from convexformer.threads import few_threads
 
-SUPPORT = 1e-6  # multipliers above this share of the largest count as support
-NO_MARGIN = 1e-9  # a largest margin below this, for rows and weights of norm one, is rounding
+SUPPORT_SHARE = 1e-6  # multipliers above this share of the largest count as support
+NO_MARGIN = 1e-9  # margins below this, for rows and weights of norm one, count as rounding errors
 
 
 @final
@@ -125,7 +125,7 @@ class AttentionSVM(BaseEstimator):
             raise ValueError(f"max_time={self.max_time} was given; expected positive seconds or None.")
         return Limits(float(self.tolerance), int(self.max_iter), math.inf if self.max_time is None else self.max_time)
 
-    def _keep(self, norm: Norm, data: Sequences, answer: Answer) -> None:
+    def _keep(self, norm: MarginNorm, data: Sequences, answer: Answer) -> None:
         """Scale to a margin of one, certify from the result alone, and keep it as NumPy arrays."""
         operator = norm.operator(data)
         weights = _truncated(norm, data, answer.W, float(self.tolerance))
@@ -143,7 +143,7 @@ class AttentionSVM(BaseEstimator):
         full = torch.zeros((n, L), dtype=W.dtype, device=W.device)
         self.dual_coef_ = full.scatter(1, data.others, lam.reshape(n, L - 1)).cpu().numpy()
         self.margins_ = full.scatter(1, data.others, operator.apply(weights).reshape(n, L - 1)).cpu().numpy()
-        self.support_ = np.argwhere(self.dual_coef_ > SUPPORT * self.dual_coef_.max())
+        self.support_ = np.argwhere(self.dual_coef_ > SUPPORT_SHARE * self.dual_coef_.max())
         self.optimal_tokens_ = data.optimal.cpu().numpy()
         self.ties_ = data.ties
         self.v_ = data.v.cpu().numpy()
@@ -160,16 +160,16 @@ class AttentionSVM(BaseEstimator):
         return tokens, (tokens @ (queries @ torch.from_numpy(self.W_).mT)[..., None])[..., 0]
 
 
-def _solve(norm: Norm, data: Sequences, limits: Limits) -> Answer:
-    """Solve; if that fails, look for a proof that nothing separates; if there is none, insist."""
+def _solve(norm: MarginNorm, data: Sequences, limits: Limits) -> Answer:
+    """Solve; if that fails, look for a proof that nothing separates; if there is none, solve again."""
     answer = norm.solve(data, limits)
     operator, started = norm.operator(data), time.perf_counter()
-    if answer.status is Status.CONVERGED and not _hopeless(norm, data, answer):
+    if answer.status is Status.CONVERGED and not _inseparable(norm, data, answer):
         return answer
     spent = answer.history[-1].seconds
     proof = norm.prove(data, Limits(1e-3, limits.max_iter, limits.max_time))
     proven = float(operator.apply(proof.W).min())
-    if _hopeless(norm, data, proof):
+    if _inseparable(norm, data, proof):
         raise _not_separable(norm, data, proof)
     if not proven > 0:
         bound = residual(operator, norm.gauge, proof.multipliers.clamp_min(0))
@@ -178,14 +178,14 @@ def _solve(norm: Norm, data: Sequences, limits: Limits) -> Answer:
             f"{bound:.1e}, next to the rounding of the data. Remove near-duplicate sequences, or raise max_iter or max_time."
         )
     spent += time.perf_counter() - started
-    if norm.insist is None or spent >= limits.max_time:
+    if norm.solve_again is None or spent >= limits.max_time:
         return answer
     left = Limits(limits.tolerance, limits.max_iter, limits.max_time - spent)
-    again = norm.insist(data, left, float(torch.linalg.vector_norm(proof.W)) / proven)
+    again = norm.solve_again(data, left, float(torch.linalg.vector_norm(proof.W)) / proven)
     return _better(norm, data, answer, again)
 
 
-def _better(norm: Norm, data: Sequences, one: Answer, other: Answer) -> Answer:
+def _better(norm: MarginNorm, data: Sequences, one: Answer, other: Answer) -> Answer:
     """Return the better weights with the better multipliers of two answers."""
     operator = norm.operator(data)
     proofs = [(margin_certificate(operator, norm.gauge, a.W, a.multipliers), a) for a in (one, other)]
@@ -195,16 +195,16 @@ def _better(norm: Norm, data: Sequences, one: Answer, other: Answer) -> Answer:
 
 
 def _no_margin(data: Sequences) -> float:
-    """Return the margin below which rounding of the constraints decides."""
+    """Return the margin that rounding of the constraints may produce."""
     return NO_MARGIN * float((data.differences.norm(dim=2) * data.z.norm(dim=1, keepdim=True)).max())
 
 
-def _hopeless(norm: Norm, data: Sequences, answer: Answer) -> bool:
-    """Tell whether the multipliers bound every margin by rounding error, relative to the rows of the constraints."""
+def _inseparable(norm: MarginNorm, data: Sequences, answer: Answer) -> bool:
+    """Tell whether the multipliers prove that no margin exceeds rounding errors, relative to the constraint rows."""
     return residual(norm.operator(data), norm.gauge, answer.multipliers.clamp_min(0)) <= _no_margin(data)
 
 
-def _not_separable(norm: Norm, data: Sequences, proof: Answer) -> NotSeparableError:
+def _not_separable(norm: MarginNorm, data: Sequences, proof: Answer) -> NotSeparableError:
     n, L, _ = data.shape
     operator, lam = norm.operator(data), proof.multipliers.clamp_min(0)
     lam = shortened(operator, norm.gauge, lam, allowed=max(_no_margin(data), residual(operator, norm.gauge, lam)))
@@ -226,7 +226,7 @@ def _not_separable(norm: Norm, data: Sequences, proof: Answer) -> NotSeparableEr
     return NotSeparableError(message, farkas.cpu().numpy(), sequences, left)
 
 
-def _truncated(norm: Norm, data: Sequences, weights: Tensor, tolerance: float) -> Tensor:
+def _truncated(norm: MarginNorm, data: Sequences, weights: Tensor, tolerance: float) -> Tensor:
     """Drop singular values that are solver noise: the lowest rank that costs at most a hundredth of the tolerance."""
     if norm.diagonal:
         return weights
@@ -235,7 +235,7 @@ def _truncated(norm: Norm, data: Sequences, weights: Tensor, tolerance: float) -
     allowed = float(norm.gauge.value(weights) / operator.apply(weights).min()) * (1 + 0.01 * tolerance)
     for rank in range(1, int((sizes > 1e-3 * tolerance * sizes[0]).sum()) + 1):
         if float(sizes[rank - 1]) > 1e2 * tolerance * float(sizes[0]) and rank < len(sizes):
-            continue  # far above the noise: it stays
+            continue  # this singular value is far above the noise
         low = (U[:, :rank] * sizes[:rank]) @ Vh[:rank]
         least = float(operator.apply(low).min())
         if least > 0 and float(norm.gauge.value(low)) / least <= allowed:

@@ -1,4 +1,4 @@
-"""What a gradient flow leaves behind: records, and what follows from them."""
+"""The result of a gradient flow: its records, and the quantities computed from them."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ class Flow:
 
     @cached_property
     def recent_kkt(self) -> Residuals:
-        """The same with multipliers since the last record only: they forget the start far sooner."""
+        """The same with multipliers since the last record only, which the start of the flow influences far less."""
         mu, impulse = torch.from_numpy(self.margin), self._impulse
         height = torch.where(mu > 0, mu, torch.full_like(mu, torch.nan)).log() if self.exponential else mu
         scale = (2.0 if self.exponential else 1.0) / height.diff(dim=0)

@@ -7,10 +7,10 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
-from convexformer.architecture import Weights
 from convexformer.networks.base import TokenNetwork, fixed, optional, owned
 from convexformer.operators.gates import sample_gates
 from convexformer.registry import one_of
+from convexformer.weights import Weights
 
 
 @final

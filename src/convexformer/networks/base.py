@@ -2,14 +2,35 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import pad
 
-from convexformer.architecture import Network
 from convexformer.data import TokenDataset
+from convexformer.weights import Weights
+
+
+class Network(nn.Module, ABC):
+    """An ordinary network: the nonconvex model of a paper, with the weights that a solution maps to."""
+
+    @abstractmethod
+    def forward(self, X: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Return outputs for tokens ``X: (N, s, d)``."""
+
+    @abstractmethod
+    def decay(self) -> Tensor:
+        """Return the weight-decay term of the paper: ``loss + beta * decay()`` is the nonconvex objective."""
+
+    @abstractmethod
+    def lift(self) -> Weights:
+        """Return the point of the convex program with the same outputs and no larger objective."""
+
+    @abstractmethod
+    def config(self) -> dict[str, Any]:
+        """Return what is needed, besides the state dict, to build this network again."""
 
 
 class TokenNetwork(Network):
@@ -28,7 +49,7 @@ class TokenNetwork(Network):
         return TokenDataset(tokens.to(like.dtype), found.mask)
 
     def inner_mask(self, tokens: TokenDataset, X: Any, mask: Any) -> Tensor | None:
-        """Return the mask for a network inside; one that hid nothing still says that samples may be padded."""
+        """Return the mask for a network inside; an all-true mask still marks the input as padded."""
         if tokens.mask is None and (mask is not None or isinstance(X, (list, tuple))):
             return torch.ones(tokens.X.shape[:2], dtype=torch.bool, device=tokens.X.device)
         return tokens.mask

@@ -7,8 +7,8 @@ from typing import Any, cast, final
 import torch
 from torch import Tensor, nn
 
-from convexformer.architecture import Network, Weights
-from convexformer.networks.base import TokenNetwork, optional
+from convexformer.networks.base import Network, TokenNetwork, optional
+from convexformer.weights import Weights
 
 
 @final

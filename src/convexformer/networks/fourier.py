@@ -8,9 +8,9 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
-from convexformer.architecture import Weights
 from convexformer.networks.base import FactorNetwork, fixed
 from convexformer.operators.fourier import FourierOperator, fourier_gates
+from convexformer.weights import Weights
 
 
 @final

@@ -6,12 +6,12 @@ from typing import Any, final
 
 from torch import Tensor
 
-from convexformer.architecture import Weights
 from convexformer.data import TokenDataset
 from convexformer.networks.base import FactorNetwork, TokenNetwork, optional, owned
 from convexformer.operators.gates import token_gates
 from convexformer.operators.mixing import fourier_mix, local_mean
 from convexformer.registry import one_of
+from convexformer.weights import Weights
 
 
 @final

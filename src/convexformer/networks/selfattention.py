@@ -7,11 +7,11 @@ from typing import final
 import torch
 from torch import Tensor
 
-from convexformer.architecture import Weights
 from convexformer.networks.base import FactorNetwork
 from convexformer.operators import LowRank
 from convexformer.operators.mixer import mixer_gates
 from convexformer.operators.selfattention import attention_gates
+from convexformer.weights import Weights
 
 
 class MatrixNetwork(FactorNetwork):

@@ -6,8 +6,8 @@ from typing import Any, final
 
 from torch import Tensor
 
-from convexformer.architecture import Network, Weights
-from convexformer.networks.base import TokenNetwork
+from convexformer.networks.base import Network, TokenNetwork
+from convexformer.weights import Weights
 
 
 @final

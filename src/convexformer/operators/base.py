@@ -5,10 +5,15 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any, final
+from typing import TYPE_CHECKING, final
 
 import torch
 from torch import Tensor
+
+from convexformer.rows import LOCAL, Rows
+
+if TYPE_CHECKING:
+    from convexformer.operators.bilinear import ImplicitMatrix
 
 
 @final
@@ -29,16 +34,16 @@ class Operator(ABC):
     output_shape: tuple[int, int]
 
     @abstractmethod
-    def apply(self, Z: Any) -> Tensor:
-        """``A Z``, shape ``(R, c)``; ``Z`` is a tensor, or low-rank weights where the operator knows them."""
+    def apply(self, Z: Tensor) -> Tensor:
+        """``A Z``, shape ``(R, c)``, for the rows of this process."""
 
     @abstractmethod
     def adjoint(self, V: Tensor) -> Tensor:
-        """``A^T V``, of ``weight_shape``; ``<V, A Z> = <A^T V, Z>``."""
+        """``A^T V``, of ``weight_shape``, summed over the rows of this process; ``<V, A Z> = <A^T V, Z>``."""
 
-    def dual_matrix(self, V: Tensor) -> Any:
-        """``-A^T V``: a tensor, or something that knows its products with vectors where a tensor would be too large."""
-        return -self.adjoint(V)
+    def dual_matrix(self, V: Tensor, rows: Rows = LOCAL) -> Tensor | ImplicitMatrix:
+        """``-A^T V``, summed over all ``rows``: a tensor, or a linear map where a tensor would be too large."""
+        return -rows.total(self.adjoint(V))
 
     def compressed(self, Y: Tensor, w: Tensor) -> tuple[Operator, Tensor] | None:
         """Return ``(A', Y')`` with ``sum_i w_i ||(A Z - Y)_i||^2 = ||A' Z - Y'||^2 + constant`` and fewer rows.
@@ -66,11 +71,16 @@ class Operator(ABC):
     def like(self) -> Tensor:
         """A tensor of the operator's device and dtype."""
 
+    @property
+    def data_size(self) -> int:
+        """How many numbers of token data a product reads: what decides about threads and CUDA graphs."""
+        return self.like.numel()
+
     def zeros(self) -> Tensor:
         """Weights of zero."""
         return self.like.new_zeros(self.weight_shape)
 
-    def norm_squared(self, iterations: int = 30, w: Tensor | None = None) -> float:
+    def norm_squared(self, iterations: int = 30, w: Tensor | None = None, rows: Rows = LOCAL) -> float:
         """Estimate ``||A||^2``, or ``||sqrt(w) A||^2`` for weights ``w: (R,)``, from below, by power iteration."""
         generator = torch.Generator().manual_seed(0)
         Z = torch.randn(self.weight_shape, generator=generator, dtype=torch.float64).to(self.like)
@@ -80,7 +90,7 @@ class Operator(ABC):
             if norm == 0 or not math.isfinite(norm):
                 break
             outputs = self.apply(Z / norm)
-            Z = self.adjoint(outputs if w is None else w.to(outputs)[:, None] * outputs)
+            Z = rows.total(self.adjoint(outputs if w is None else w.to(outputs)[:, None] * outputs))
             size = float(torch.linalg.vector_norm(Z))
         return size
 

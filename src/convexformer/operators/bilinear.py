@@ -11,10 +11,11 @@ from torch import Tensor
 
 from convexformer.operators.base import Operator
 from convexformer.operators.lowrank import LowRank
+from convexformer.rows import LOCAL, Rows
 
-PROBES = 8
-CHUNK = 1 << 25  # numbers in a temporary: 256 MiB in float64
-GATHERED = 1 << 20  # numbers of many small blocks that are copied for one batched product
+NORM_PROBES = 8  # random vectors that estimate a Frobenius norm
+TEMPORARY = 1 << 25  # entries of a temporary of a product, at most: 256 MiB in float64
+GATHERED = 1 << 20  # blocks are gathered for one batched product if they have at most this many entries
 
 
 class BilinearOperator(Operator):
@@ -24,18 +25,18 @@ class BilinearOperator(Operator):
     be overridden where one product is faster).
     """
 
-    _formed: tuple[Tensor, Tensor] | None = None
+    _dense_adjoint: tuple[Tensor, Tensor] | None = None
 
     @abstractmethod
     def apply_factors(self, Z: LowRank) -> Tensor:
         """``A Z``, shape ``(R, c)``, without forming ``Z``."""
 
     @abstractmethod
-    def left(self, D: Tensor, V: Tensor, b: int) -> Tensor:
+    def matvec(self, D: Tensor, V: Tensor, b: int) -> Tensor:
         """``M_b V_j`` for rows ``V: (k, q)``, shape ``(k, p)``, where ``M = A^T D``."""
 
     @abstractmethod
-    def right(self, D: Tensor, U: Tensor, b: int) -> Tensor:
+    def rmatvec(self, D: Tensor, U: Tensor, b: int) -> Tensor:
         """``M_b^T U_j`` for rows ``U: (k, p)``, shape ``(k, q)``, where ``M = A^T D``."""
 
     def dense_pays(self, m: int) -> bool:
@@ -53,16 +54,16 @@ class BilinearOperator(Operator):
         p, q = self.weight_shape[-2:]
         return self.n_blocks * p * q
 
-    def formed(self, D: Tensor) -> Tensor:
-        """``A^T D`` as one tensor, remembered for the same ``D``: a gradient and a gap check ask for it in turn."""
-        if self._formed is None or self._formed[0] is not D:
-            self._formed = (D, self.adjoint(D))
-        return self._formed[1]
+    def dense_adjoint(self, D: Tensor) -> Tensor:
+        """``A^T D`` as one tensor, cached for the same ``D``: a gradient and a gap check ask for it in turn."""
+        if self._dense_adjoint is None or self._dense_adjoint[0] is not D:
+            self._dense_adjoint = (D, self.adjoint(D))
+        return self._dense_adjoint[1]
 
-    def pull(self, D: Tensor, Z: LowRank) -> tuple[Tensor, Tensor]:
-        """Return the gradients in the factors: ``M V_j`` and ``M^T U_j`` for each term, each in its block."""
+    def factor_gradients(self, D: Tensor, Z: LowRank) -> tuple[Tensor, Tensor]:
+        """``M V_j`` and ``M^T U_j`` for each term in its block, ``M = A^T D``: the gradients in the factors."""
         if self.dense_pays(Z.n_terms):
-            M = self.formed(D).reshape(-1, *self.weight_shape[-2:])
+            M = self.dense_adjoint(D).reshape(-1, *self.weight_shape[-2:])
             if self.n_blocks == 1:
                 return Z.V @ M[0].T, Z.U @ M[0]
             if Z.n_terms * M[0].numel() <= GATHERED:
@@ -71,8 +72,8 @@ class BilinearOperator(Operator):
             pairs = [(Z.V[own] @ M[b].T, Z.U[own] @ M[b]) for b, own in Z.spans()]
             return torch.cat([GU for GU, _ in pairs]), torch.cat([GV for _, GV in pairs])
         if self.n_blocks == 1:
-            return self.left(D, Z.V, 0), self.right(D, Z.U, 0)
-        parts = [(self.left(D, Z.V[own], b), self.right(D, Z.U[own], b)) for b, own in Z.spans()]
+            return self.matvec(D, Z.V, 0), self.rmatvec(D, Z.U, 0)
+        parts = [(self.matvec(D, Z.V[own], b), self.rmatvec(D, Z.U[own], b)) for b, own in Z.spans()]
         return torch.cat([GU for GU, _ in parts]), torch.cat([GV for _, GV in parts])
 
     def apply(self, Z: Tensor | LowRank) -> Tensor:
@@ -97,21 +98,21 @@ class BilinearOperator(Operator):
         """``M = A^T V`` as one tensor: matrix-vector products with the unit vectors of its short side."""
         p, q = self.weight_shape[-2:]
         unit = torch.eye(min(p, q), dtype=V.dtype, device=V.device)
-        blocks = [self.right(V, unit, b) if p <= q else self.left(V, unit, b).mT for b in range(self.n_blocks)]
+        blocks = [self.rmatvec(V, unit, b) if p <= q else self.matvec(V, unit, b).mT for b in range(self.n_blocks)]
         return torch.stack(blocks).reshape(self.weight_shape)
 
-    def dual_matrix(self, V: Tensor) -> Tensor | ImplicitMatrix:
-        """``-A^T V`` as something that knows its products with vectors; formed only when asked to."""
-        return ImplicitMatrix(self, V, sign=-1.0)
+    def dual_matrix(self, V: Tensor, rows: Rows = LOCAL) -> Tensor | ImplicitMatrix:
+        """``-A^T V`` as a linear map; formed only when asked to."""
+        return ImplicitMatrix(self, V, -1.0, rows)
 
 
 @final
 class ImplicitMatrix:
-    """``M = sign * A^T D``, block by block, through products with vectors."""
+    """``M = scale * A^T D``, block by block, through products with vectors, summed over all ``rows``."""
 
-    def __init__(self, operator: BilinearOperator, D: Tensor, sign: float = 1.0) -> None:
+    def __init__(self, operator: BilinearOperator, D: Tensor, scale: float = 1.0, rows: Rows = LOCAL) -> None:
         self.operator = operator
-        self.D, self.sign = D, sign
+        self.D, self.scale, self.rows = D, scale, rows
         self._dense: Tensor | None = None
         self._spectrum: tuple[Tensor, Tensor] | None = None
 
@@ -121,13 +122,22 @@ class ImplicitMatrix:
         p, q = self.operator.weight_shape[-2:]
         return self.operator.n_blocks, p, q
 
-    def left(self, V: Tensor, b: int) -> Tensor:
-        """``M_b V_j``, rows ``(k, q) -> (k, p)``."""
-        return self.sign * self.operator.left(self.D, V, b)
+    @property
+    def like(self) -> Tensor:
+        """A tensor of its device and dtype."""
+        return self.D
 
-    def right(self, U: Tensor, b: int) -> Tensor:
+    def __rmul__(self, scale: float) -> ImplicitMatrix:
+        """``scale * M``."""
+        return ImplicitMatrix(self.operator, self.D, scale * self.scale, self.rows)
+
+    def matvec(self, V: Tensor, b: int) -> Tensor:
+        """``M_b V_j``, rows ``(k, q) -> (k, p)``."""
+        return self.scale * self.rows.total(self.operator.matvec(self.D, V, b))
+
+    def rmatvec(self, U: Tensor, b: int) -> Tensor:
         """``M_b^T U_j``, rows ``(k, p) -> (k, q)``."""
-        return self.sign * self.operator.right(self.D, U, b)
+        return self.scale * self.rows.total(self.operator.rmatvec(self.D, U, b))
 
     def gram_spectrum(self) -> tuple[Tensor, Tensor]:
         """Singular values ``(B, n)``, rising, and vectors ``(B, n, n)`` of the short side, by Gram matrices, found once."""
@@ -143,7 +153,7 @@ class ImplicitMatrix:
     def dense(self) -> Tensor:
         """``(B, p, q)``, formed once."""
         if self._dense is None:
-            self._dense = self.sign * self.operator.formed(self.D).reshape(self.shape)
+            self._dense = self.scale * self.rows.total(self.operator.dense_adjoint(self.D)).reshape(self.shape)
         return self._dense
 
 
@@ -179,11 +189,11 @@ class FactoredView(BilinearOperator):
         """Apply the adjoint."""
         return self.inner.adjoint(V)
 
-    def left(self, D: Tensor, V: Tensor, b: int) -> Tensor:
+    def matvec(self, D: Tensor, V: Tensor, b: int) -> Tensor:
         """``M_b V_j`` with ``M`` formed once for each ``D``."""
         return V @ self._matrix(D)[b].T
 
-    def right(self, D: Tensor, U: Tensor, b: int) -> Tensor:
+    def rmatvec(self, D: Tensor, U: Tensor, b: int) -> Tensor:
         """``M_b^T U_j``."""
         return U @ self._matrix(D)[b]
 
@@ -192,23 +202,16 @@ class FactoredView(BilinearOperator):
         return True
 
     def _matrix(self, D: Tensor) -> Tensor:
-        return self.formed(D).reshape(-1, *self.weight_shape[-2:])
+        return self.dense_adjoint(D).reshape(-1, *self.weight_shape[-2:])
 
 
-def as_operand(operator: Operator, Z: Tensor | LowRank) -> Tensor:
-    """``A Z``, forming low-rank weights where the operator knows tensors only."""
-    if isinstance(Z, LowRank) and not isinstance(operator, BilinearOperator):
-        return operator.apply(Z.dense())
-    return operator.apply(Z)
-
-
-def size_of(M: Tensor | ImplicitMatrix) -> float:
+def frobenius_norm(M: Tensor | ImplicitMatrix) -> float:
     """Return the Frobenius norm; for an implicit matrix roughly, from products with a few random vectors."""
     if isinstance(M, Tensor):
         return float(torch.linalg.vector_norm(M.double()))
     B, _, q = M.shape
-    probes = torch.randn((PROBES, q), generator=torch.Generator().manual_seed(0), dtype=torch.float64).to(M.D)
-    return math.sqrt(sum(float(M.left(probes, b).double().square().sum()) for b in range(B)) / PROBES)
+    probes = torch.randn((NORM_PROBES, q), generator=torch.Generator().manual_seed(0), dtype=torch.float64).to(M.like)
+    return math.sqrt(sum(float(M.matvec(probes, b).double().square().sum()) for b in range(B)) / NORM_PROBES)
 
 
 def kept_rows(grid: Tensor, kept: Tensor | None) -> Tensor:
@@ -225,6 +228,6 @@ def row_grid(D: Tensor, kept: Tensor | None, N: int, r: int) -> Tensor:
 
 
 def sample_chunks(n: int, numbers_each: int) -> list[slice]:
-    """Cut ``n`` samples so that a temporary of ``numbers_each`` numbers a sample stays within ``CHUNK``."""
-    step = max(1, CHUNK // max(1, numbers_each))
+    """Cut ``n`` samples so that a temporary of ``numbers_each`` numbers a sample stays within ``TEMPORARY``."""
+    step = max(1, TEMPORARY // max(1, numbers_each))
     return [slice(start, min(start + step, n)) for start in range(0, n, step)]

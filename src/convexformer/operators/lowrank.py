@@ -18,8 +18,8 @@ DENSE_LIMIT = 1 << 26  # numbers: 512 MiB in float64
 class LowRank:
     """``Z_b = sum_{j : block_j = b} U_j V_j^T`` for ``b`` in ``0..B-1``; ``U: (m, p)``, ``V: (m, q)``, ``block: (m,)``.
 
-    ``shape`` is that of the dense tensor: ``(p, q)``, or ``(B, p, q)`` for gated heads. Terms are sorted by block, and the
-    host knows how many each has: products with one block are then slices, and no iteration asks the device where they are.
+    ``shape`` is that of the dense tensor: ``(p, q)``, or ``(B, p, q)`` for gated heads. Terms are sorted by block, and their
+    number in each block is kept on the host: products with one block are then slices, without a host sync.
     """
 
     U: Tensor
@@ -81,6 +81,19 @@ class LowRank:
         """Move to another device or dtype."""
         U, V = (factor.to(device=device, dtype=dtype) for factor in (self.U, self.V))
         return LowRank(U, V, self.block.to(device=device), self.shape, self.counts)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held."""
+        return self.U.nbytes + self.V.nbytes + self.block.nbytes
+
+    def operand(self) -> LowRank:
+        """Return the factors: operators and penalties that know them take them as they are."""
+        return self
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return all numbers by name, for a file."""
+        return {"U": self.U, "V": self.V, "block": self.block}
 
     def with_factors(self, U: Tensor, V: Tensor) -> LowRank:
         """Return other factors in the same blocks."""

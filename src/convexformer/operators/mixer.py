@@ -9,7 +9,7 @@ from torch import Tensor
 
 from convexformer.operators.bilinear import BilinearOperator, sample_chunks
 from convexformer.operators.lowrank import LowRank
-from convexformer.operators.selfattention import FEW
+from convexformer.operators.selfattention import DENSE_WEIGHTS
 
 
 @final
@@ -44,7 +44,7 @@ class MixerOperator(BilinearOperator):
         out = [mix @ (self.X[part] @ wide).view(-1, self.s * m, self.c) for part in self._parts(m)]
         return torch.cat(out).flatten(0, 1)
 
-    def left(self, D: Tensor, V: Tensor, b: int = 0) -> Tensor:
+    def matvec(self, D: Tensor, V: Tensor, b: int = 0) -> Tensor:
         """``sum_i (X_i V_j) R_i^T``, rows ``(t, o)``."""
         m, R = V.shape[0], D.view(self.N, self.s, self.c)
         wide = V.view(m, self.d, self.c).transpose(0, 1).reshape(self.d, m * self.c)
@@ -54,7 +54,7 @@ class MixerOperator(BilinearOperator):
             out += P.transpose(0, 1).flatten(1) @ R[part].transpose(1, 2).reshape(-1, self.s)
         return out.view(self.s, m, self.s).transpose(0, 1).reshape(m, -1)
 
-    def right(self, D: Tensor, U: Tensor, b: int = 0) -> Tensor:
+    def rmatvec(self, D: Tensor, U: Tensor, b: int = 0) -> Tensor:
         """``sum_i X_i^T (W1_j^T R_i)``."""
         m, R = U.shape[0], D.view(self.N, self.s, self.c)
         mix = U.reshape(m * self.s, self.s)  # rows (j, t), columns o
@@ -76,7 +76,7 @@ class MixerOperator(BilinearOperator):
 
     def dense_pays(self, m: int) -> bool:
         """Compare the operations of both ways."""
-        return self.size <= FEW and 4 * m * (self.s + self.d) > self.s * self.d
+        return self.size <= DENSE_WEIGHTS and 4 * m * (self.s + self.d) > self.s * self.d
 
     def _parts(self, m: int) -> list[slice]:
         return sample_chunks(self.N, m * self.s * self.c)
@@ -114,7 +114,7 @@ class GatedMixerOperator(BilinearOperator):
                 out[part] += torch.einsum("nmoa,mac->noc", H, V.view(-1, self.d, self.c))
         return out.flatten(0, 1)
 
-    def left(self, D: Tensor, V: Tensor, b: int) -> Tensor:
+    def matvec(self, D: Tensor, V: Tensor, b: int) -> Tensor:
         """``W1``-gradients ``sum_i (D . (R W2^T)) X^T``, stored as vec_F."""
         m = V.shape[0]
         out = V.new_zeros((m, self.s, self.s))
@@ -124,7 +124,7 @@ class GatedMixerOperator(BilinearOperator):
             out += torch.einsum("nta,nmoa->mto", self.X[part], S)
         return out.reshape(m, -1)
 
-    def right(self, D: Tensor, U: Tensor, b: int) -> Tensor:
+    def rmatvec(self, D: Tensor, U: Tensor, b: int) -> Tensor:
         """``W2``-gradients ``sum_i (D . (W1 X))^T R``."""
         m = U.shape[0]
         out = U.new_zeros((m, self.d, self.c))
@@ -155,7 +155,7 @@ class GatedMixerOperator(BilinearOperator):
 
     def dense_pays(self, m: int) -> bool:
         """Compare the operations of both ways."""
-        return self.size <= FEW and 2 * m * (self.s + self.c) > self.n_blocks * self.s * self.c
+        return self.size <= DENSE_WEIGHTS and 2 * m * (self.s + self.c) > self.n_blocks * self.s * self.c
 
     def _mixed(self, U: Tensor, b: int, part: slice) -> Tensor:
         """``D . (W1_j X)``, shape ``(n, m, o, a)``."""

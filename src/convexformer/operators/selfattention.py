@@ -11,7 +11,7 @@ from torch import Tensor
 from convexformer.operators.bilinear import BilinearOperator, kept_rows, row_grid, sample_chunks
 from convexformer.operators.lowrank import LowRank
 
-FEW = 1 << 24  # a dense Z of so many numbers may be formed inside an iteration
+DENSE_WEIGHTS = 1 << 24  # Z is formed inside an iteration if it has at most this many entries
 
 
 @final
@@ -60,7 +60,7 @@ class SelfAttentionOperator(BilinearOperator):
             out = torch.cat([self.L[part] @ self._outputs_first(U, V, part) for part in self._parts(m)])
         return kept_rows(out, self.kept)
 
-    def left(self, D: Tensor, V: Tensor, b: int = 0) -> Tensor:
+    def matvec(self, D: Tensor, V: Tensor, b: int = 0) -> Tensor:
         """``sum_i G_i V_j S_i^T`` with ``S_i = L_i^T D_i``."""
         m, R = V.shape[0], self._grid(D)
         V = V.view(m, self.k, self.c)
@@ -77,7 +77,7 @@ class SelfAttentionOperator(BilinearOperator):
                 out += P @ S.transpose(1, 2).reshape(-1, self.a)
         return out.view(m, self.k * self.a)
 
-    def right(self, D: Tensor, U: Tensor, b: int = 0) -> Tensor:
+    def rmatvec(self, D: Tensor, U: Tensor, b: int = 0) -> Tensor:
         """``sum_i G_i U_j S_i`` with ``S_i = L_i^T D_i``."""
         m, R = U.shape[0], self._grid(D)
         known = self._memo[1] if self._memo is not None and self._memo[0] is U else None
@@ -132,7 +132,7 @@ class SelfAttentionOperator(BilinearOperator):
     def dense_pays(self, m: int) -> bool:
         """Compare the operations of both ways."""
         # one large product runs several times faster than many small ones of as many operations
-        return self.size <= FEW and 8 * m * min(2 * self.c, 3 * self.r) > self.a * self.c
+        return self.size <= DENSE_WEIGHTS and 8 * m * min(2 * self.c, 3 * self.r) > self.a * self.c
 
     def _rows_first(self, U: Tensor, part: slice) -> Tensor:
         """``L_i U_j^T G_i``, shape ``(n, r, m*k)``."""
@@ -205,7 +205,7 @@ class GatedSelfAttentionOperator(BilinearOperator):
             return out[:, 0]
         return kept_rows(out, self.kept)
 
-    def left(self, D: Tensor, V: Tensor, b: int) -> Tensor:
+    def matvec(self, D: Tensor, V: Tensor, b: int) -> Tensor:
         """``W1``-gradients ``sum_i X^T (D . (R W2^T X^T)) X``, stored as vec_F."""
         m = V.shape[0]
         V = V.view(m, self.d, self.c)
@@ -218,7 +218,7 @@ class GatedSelfAttentionOperator(BilinearOperator):
             out += torch.einsum("nmoa,noA->maA", torch.einsum("nmot,ntk->nmok", S, X), X)  # (m, k, a)
         return out.reshape(m, -1)
 
-    def right(self, D: Tensor, U: Tensor, b: int) -> Tensor:
+    def rmatvec(self, D: Tensor, U: Tensor, b: int) -> Tensor:
         """``W2``-gradients ``sum_i X^T (D . (X W1 X^T))^T R``."""
         m = U.shape[0]
         out = U.new_zeros((m, self.d, self.c))
@@ -267,7 +267,7 @@ class GatedSelfAttentionOperator(BilinearOperator):
         """Compare the operations of both ways."""
         s, d, c = self.s, self.d, self.c
         dense = d**3 * (s + c) / 2 if self._by_triples else s * d * c * (d * d / 2 + s)
-        return self.size <= FEW and m * s * (s + d) * (d + c) > self.n_blocks * dense
+        return self.size <= DENSE_WEIGHTS and m * s * (s + d) * (d + c) > self.n_blocks * dense
 
     @property
     def _by_triples(self) -> bool:

@@ -1,32 +1,29 @@
-"""Checkpoints: the best point so far, in one safetensors file, and a fingerprint of the problem it belongs to."""
+"""Checkpoints of a solve: the best point so far, in one safetensors file, with the fingerprint of its problem."""
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
 import time
 from pathlib import Path
 from typing import final
 
-import numpy as np
-import torch
-
-from convexformer.architecture import Head, Weights
 from convexformer.data.files import read_checkpoint, write_checkpoint
-from convexformer.problem import Problem
+from convexformer.objective import Objective
+from convexformer.weights import Weights
 
 
 @final
 class Checkpoint:
     """Reads a file at the start of a solve and rewrites it as the solve goes on."""
 
-    def __init__(self, path: str | os.PathLike[str], problem: Problem, every_seconds: float = 30.0) -> None:
+    def __init__(
+        self, path: str | os.PathLike[str], fingerprint: str, objective: Objective, every_seconds: float = 30.0
+    ) -> None:
         self.path = Path(path)
-        self.fingerprint = fingerprint(problem)
+        self.fingerprint = fingerprint
         self.every_seconds = every_seconds
-        self._like = problem.operator.like
-        self._shape = problem.operator.weight_shape
+        self._like = objective.like
+        self._shape = objective.weight_shape
         self._last = time.perf_counter()
         self._first = 0
 
@@ -49,39 +46,3 @@ class Checkpoint:
         tensors = {name: tensor.contiguous().cpu() for name, tensor in weights.tensors().items()}
         write_checkpoint(self.path, self.fingerprint, self._first + iteration, tensors)
         self._last = time.perf_counter()
-
-
-def fingerprint(problem: Problem) -> str:
-    """Hash what defines the problem: head, loss, beta, sizes, targets, and sums over the tokens."""
-    X = problem.tokens.X
-    ramp = torch.linspace(1.0, 2.0, X.shape[0], dtype=X.dtype, device=X.device)
-    facts = {
-        "head": problem.head.name,
-        "config": {key: _plain(value) for key, value in problem.head.config().items()},
-        "loss": repr(problem.loss),
-        "beta": problem.beta,
-        "intercept": problem.intercept,
-        "shape": [*X.shape, problem.layout.n_outputs],
-        "tokens": _plain(torch.einsum("n,nsd->sd", ramp, X)),
-        "mask": _plain(
-            torch.ones(X.shape[:2], dtype=torch.bool) if problem.tokens.mask is None else problem.tokens.mask
-        ),
-        "targets": _plain(problem.Y),
-        "weights": _plain(problem.w),
-    }
-    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
-
-
-def _plain(value: object) -> object:
-    """Tensors and arrays become the hash of their bytes, NumPy's numbers ordinary ones, heads name and options."""
-    if isinstance(value, np.ndarray):
-        value = torch.from_numpy(np.ascontiguousarray(value))
-    if isinstance(value, np.generic):
-        return value.item()
-    if isinstance(value, torch.Tensor):
-        return hashlib.sha256(value.detach().cpu().contiguous().numpy().tobytes()).hexdigest()
-    if isinstance(value, Head):  # a part of a sum
-        return [value.name, {key: _plain(item) for key, item in value.config().items()}]
-    if isinstance(value, (tuple, list)):
-        return [_plain(item) for item in value]
-    return value

@@ -8,26 +8,28 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator
-from typing import Any, final
+from typing import final
 
+import numpy as np
 import torch
+from torch import Tensor
 
-from convexformer.architecture import Weights
 from convexformer.certificates import Certificate, DualPoint, certificate, dual_point
-from convexformer.problem import Fit, Problem
-from convexformer.solution import Record, Status
+from convexformer.objective import Evaluation, Objective
+from convexformer.progress import GapBar
 from convexformer.solvers.checkpoint import Checkpoint
-from convexformer.solvers.progress import GapBar
+from convexformer.solvers.status import Record, Status
+from convexformer.weights import Operand, Weights
 
 Callback = Callable[[Record, Weights], object]
 
-CHECK_EVERY = 10
-STALL_CHECKS = 60
+CHECK_EVERY = 10  # iterations between gap checks
+STALL_CHECKS = 60  # gap checks without progress after which a float64 solve has stalled; a sixth of them in float32
 
 
 @final
 class Monitor:
-    """Watches one solve of ``problem``, which is ``whole`` itself or a compressed form of it.
+    """Watches one solve of ``objective``, which is ``whole`` itself or a compressed form of it.
 
     The gap is checked at the start, every ``CHECK_EVERY`` iterations and at the limits. In float32 a point that seems
     to meet the tolerance must meet it in float64 too before the solve may end.
@@ -35,7 +37,7 @@ class Monitor:
 
     def __init__(
         self,
-        problem: Problem,
+        objective: Objective,
         tolerance: float,
         max_iter: int,
         max_time: float | None,
@@ -43,7 +45,7 @@ class Monitor:
         bar: GapBar | None,
         checkpoint: Checkpoint | None,
     ) -> None:
-        self.problem = self.whole = problem
+        self.objective = self.whole = objective
         self.tolerance = tolerance
         self.max_iter = max_iter
         self.max_time = math.inf if max_time is None else max_time
@@ -61,11 +63,11 @@ class Monitor:
         self._proof: tuple[Weights, Certificate] | None = None
         self._done = False
 
-    def watch(self, problem: Problem, whole: Problem) -> None:
-        """Begin to watch a solve of ``problem``, a form of ``whole``; what was seen before is kept."""
-        self.problem, self.whole = problem, whole
+    def watch(self, objective: Objective, whole: Objective) -> None:
+        """Begin to watch a solve of ``objective``, a form of ``whole``; the best point so far is kept."""
+        self.objective, self.whole = objective, whole
         self.status, self._done, self._checks_without_gain = Status.MAX_ITER, False, 0
-        self._patience = STALL_CHECKS if whole.tokens.X.dtype == torch.float64 else STALL_CHECKS // 6
+        self._patience = STALL_CHECKS if whole.like.dtype == torch.float64 else STALL_CHECKS // 6
 
     def stall(self) -> None:
         """Say that the solver can make no more progress in this precision."""
@@ -108,20 +110,20 @@ class Monitor:
         """Whether it is time for a gap check."""
         return self.late or self.iteration % CHECK_EVERY == 0 or self.iteration == self.max_iter
 
-    def check(self, Z: Any, fit: Fit) -> DualPoint:
+    def check(self, Z: Operand, at: Evaluation) -> DualPoint:
         """Check the gap of the point ``Z`` now; return the dual point, for the solver to steer by."""
-        problem = self.problem
-        point = dual_point(problem, fit, quick=True)
-        self._record(Z, fit, point)
+        objective = self.objective
+        point = dual_point(objective, at, quick=True)
+        self._record(Z, at, point)
         if self.late and not self._done:
             self._stop(Status.MAX_TIME)
         return point
 
-    def _record(self, Z: Any, fit: Fit, point: DualPoint) -> None:
-        problem = self.problem
-        primal = float(fit.value) + problem.beta * float(problem.penalty.value(Z))
+    def _record(self, Z: Operand, at: Evaluation, point: DualPoint) -> None:
+        objective = self.objective
+        primal = float(at.value) + objective.beta * float(objective.penalty.value(Z))
         relative = (primal - point.value) / max(abs(primal), 1e-300)
-        weights = Weights(Z, fit.intercept)
+        weights = Weights(Z, at.intercept)
         record = Record(self.iteration, self.seconds, primal, point.value, relative)
         self.history.append(record)
         self._keep(weights, primal, relative)
@@ -139,7 +141,7 @@ class Monitor:
     def _keep(self, weights: Weights, primal: float, relative: float) -> None:
         """Remember the best point; a check is a gain when the gap or the objective still falls."""
         self._checks_without_gain += 1
-        noise = 16 * torch.finfo(weights.Z.dtype).eps * abs(primal)
+        noise = 16 * torch.finfo(weights.form.dtype).eps * abs(primal)
         if relative < 0.99 * self._best_gap or primal < self._best_primal - noise:
             self._checks_without_gain = 0
         self._best_primal = min(self._best_primal, primal)
@@ -160,3 +162,10 @@ class Monitor:
 
     def _stop(self, status: Status) -> None:
         self.status, self._done = status, True
+
+
+def is_true(answer: object) -> bool:
+    """Tell whether a callback's answer is True, be it Python's, NumPy's or torch's; anything else lets a solve go on."""
+    if isinstance(answer, Tensor) and answer.dtype == torch.bool and answer.numel() == 1:
+        return bool(answer)
+    return isinstance(answer, (bool, np.bool_)) and bool(answer)

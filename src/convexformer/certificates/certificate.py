@@ -1,0 +1,69 @@
+"""What a certificate says."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import final
+
+import torch
+
+
+@final
+@dataclass(frozen=True)
+class Certificate:
+    """How far from the global optimum a point can be at most.
+
+    ``kind`` is ``"exact"``, ``"probabilistic"`` (the dual bound holds with probability ``confidence``) or ``"none"``:
+    nothing is claimed, the dual value is minus infinity, and ``reason`` says why.
+    """
+
+    primal: float
+    dual: float
+    kind: str
+    confidence: float
+    kkt: dict[str, float] = field(default_factory=dict)
+    reason: str = ""
+    """Why there is no certificate; empty where there is one."""
+
+    def __post_init__(self) -> None:
+        if self.kind != "none" and not math.isfinite(self.gap):  # an infinite bound bounds nothing
+            object.__setattr__(self, "kind", "none")
+            object.__setattr__(self, "confidence", 0.0)
+            object.__setattr__(self, "reason", self.reason or "the gap is infinite")
+
+    @property
+    def gap(self) -> float:
+        """``primal - dual``: the point is at most this far above the optimum."""
+        return self.primal - self.dual
+
+    @property
+    def relative_gap(self) -> float:
+        """``gap / |primal|``."""
+        return self.gap / max(abs(self.primal), torch.finfo(torch.float64).tiny)
+
+    def meets(self, tolerance: float) -> bool:
+        """Tell whether the relative gap is at most the tolerance."""
+        return self.kind != "none" and self.relative_gap <= tolerance
+
+    def to_dict(self) -> dict[str, float | str | dict[str, float]]:
+        """Return plain numbers and text."""
+        return {
+            "primal": self.primal,
+            "dual": self.dual,
+            "gap": self.gap,
+            "relative_gap": self.relative_gap,
+            "kind": self.kind,
+            "confidence": self.confidence,
+            "kkt": dict(self.kkt),
+            "reason": self.reason,
+        }
+
+    def __str__(self) -> str:
+        if self.kind == "none":
+            return f"objective {self.primal:.8g}, not certified" + (f": {self.reason}" if self.reason else "")
+        odds = "" if self.kind == "exact" else f" with probability {self.confidence:.4g}"
+        return (
+            f"objective {self.primal:.8g}, at most {self.gap:.3g} above the global optimum "
+            f"(relative {self.relative_gap:.2e}, {self.kind}{odds})"
+        )

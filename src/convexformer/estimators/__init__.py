@@ -1,0 +1,14 @@
+"""scikit-learn estimators on tokens: deterministic, and certified."""
+
+from convexformer.estimators.base import TokenEstimator
+from convexformer.estimators.classifier import TokenClassifier
+from convexformer.estimators.regressor import TokenRegressor
+from convexformer.estimators.search import TokenClassifierCV, TokenRegressorCV
+
+__all__ = [
+    "TokenClassifier",
+    "TokenClassifierCV",
+    "TokenEstimator",
+    "TokenRegressor",
+    "TokenRegressorCV",
+]

@@ -1,0 +1,263 @@
+"""What the estimators share: scikit-learn's interface around a problem, a solve and a certificate."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from os import PathLike
+from typing import Any
+
+import numpy as np
+import torch
+from sklearn.base import BaseEstimator
+from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
+from torch import Tensor
+
+from convexformer.certificates import Certificate
+from convexformer.data import TokenDataset
+from convexformer.data.tokens import pick_device
+from convexformer.estimators.inputs import as_table, is_tokens, read_head, read_seed, warn_of_padding
+from convexformer.heads.base import Head
+from convexformer.networks import StandardizedNetwork
+from convexformer.networks.base import Network
+from convexformer.problem import Problem
+from convexformer.solution import Solution
+from convexformer.solvers.status import Status
+from convexformer.solving import certify, solve
+
+
+class TokenEstimator(BaseEstimator, ABC):
+    """Reads tokens, standardises them, solves, and certifies; what is a target is left to the subclasses.
+
+    ``X`` is ``(N, s, d)``, or ``(N, p)`` taken as one token of size ``p`` (``token_shape=(s, d)`` reshapes it), or a list
+    of ragged ``(s_i, d)`` arrays; ``mask: (N, s)`` marks the real tokens of padded samples, in ``score`` as in ``fit``.
+    ``beta`` is absolute and, when given, overrides ``beta_ratio``, a fraction of ``beta_max``. ``standardize`` centres and
+    scales each channel over the real training tokens. ``random_state`` draws the gates.
+
+    Ctrl-C ends ``fit`` with KeyboardInterrupt, so that a loop or a search around it ends, too. The best point so far is
+    kept with its certificate: the estimator predicts, and ``fit`` with ``warm_start=True`` continues from it.
+    """
+
+    def __init__(
+        self,
+        head: str | Head = "attention",
+        activation: str = "linear",
+        beta: float | None = None,
+        beta_ratio: float | None = 0.1,
+        tolerance: float = 1e-3,
+        fit_intercept: bool = True,
+        standardize: bool = True,
+        gates: Any = 16,
+        decay: str = "l1",
+        class_weight: dict[Any, float] | str | None = None,
+        device: str | torch.device = "auto",
+        random_state: int | np.random.RandomState | None = 0,
+        verbose: int = 0,
+        *,
+        loss: str = "auto",
+        token_shape: tuple[int, int] | None = None,
+        max_iter: int | None = None,
+        max_time: float | None = None,
+        warm_start: bool = False,
+    ) -> None:
+        self.head = head
+        self.activation = activation
+        self.beta = beta
+        self.beta_ratio = beta_ratio
+        self.tolerance = tolerance
+        self.fit_intercept = fit_intercept
+        self.standardize = standardize
+        self.gates = gates
+        self.decay = decay
+        self.class_weight = class_weight
+        self.device = device
+        self.random_state = random_state
+        self.verbose = verbose
+        self.loss = loss
+        self.token_shape = token_shape
+        self.max_iter = max_iter
+        self.max_time = max_time
+        self.warm_start = warm_start
+
+    mean_: Tensor | None
+    scale_: Tensor | None
+    solution_: Solution
+    masked_: bool
+    seed_: int
+
+    # ------------------------------------------------------------------ fitted attributes
+
+    @property
+    def network_(self) -> Network:
+        """The ordinary network on raw tokens, standardisation included."""
+        check_is_fitted(self, "solution_")
+        network = self.solution_.network()
+        if self.mean_ is None or self.scale_ is None:
+            return network
+        return StandardizedNetwork(network, self.mean_, self.scale_)
+
+    @property
+    def token_importance_(self) -> np.ndarray:
+        """``(s,)`` the norm of each token position's weights; only for heads that tell positions apart."""
+        check_is_fitted(self, "solution_")
+        norms = self.solution_.token_norms()
+        if norms is None:
+            raise AttributeError(f"the {self.solution_.head.name} head has no weights that belong to token positions.")
+        return norms.cpu().numpy()
+
+    def outputs(self, X: Any, mask: Any = None) -> np.ndarray:
+        """Return the outputs of the network, logits or values, in the shape of the targets."""
+        check_is_fitted(self, "solution_")
+        tokens = self._read_tokens(X, mask, reset=False)
+        return self.solution_.predict(self._standardized(tokens)).cpu().numpy()
+
+    # ------------------------------------------------------------------ fitting
+
+    def fit_checkpointed(
+        self,
+        X: Any,
+        y: Any,
+        sample_weight: Any = None,
+        mask: Any = None,
+        checkpoint: str | PathLike[str] | None = None,
+    ) -> None:
+        """Do what ``fit`` does, with a file from which an interrupted solve continues (see ``solve``)."""
+        self._fit_tokens(*self._read_training(X, y, sample_weight, mask), checkpoint=checkpoint)
+
+    def path_problem(self, X: Any, y: Any, sample_weight: Any = None, mask: Any = None) -> Problem:
+        """Return the problem that ``fit`` would solve, standardised, at ``beta_max``: where a path begins."""
+        tokens, targets, w = self._read_training(X, y, sample_weight, mask)
+        self._learn_scale(tokens, w)
+        return self._problem(tokens, targets, w, beta_ratio=1.0)
+
+    def _fit_tokens(
+        self, tokens: TokenDataset, y: np.ndarray, w: np.ndarray | None, checkpoint: str | PathLike[str] | None = None
+    ) -> None:
+        """Standardise, build the problem, solve it, and keep the solution."""
+        previous: Solution | None = getattr(self, "solution_", None) if self.warm_start else None
+        self._learn_scale(tokens, w)
+        problem = self._problem(tokens, y, w)
+        if previous is not None and not _continues(previous, problem):
+            previous = None
+        self._keep(problem, solve(problem, warm_start=previous, checkpoint=checkpoint, **self._solver_options()))
+        if self.solution_.status is Status.INTERRUPTED:
+            raise KeyboardInterrupt(
+                f"{type(self).__name__}.fit was interrupted; the best point so far is kept in solution_, and "
+                "warm_start=True continues from it."
+            )
+
+    def _learn_scale(self, tokens: TokenDataset, w: np.ndarray | None) -> None:
+        """Learn the standardisation from these tokens alone."""
+        self.mean_ = self.scale_ = None
+        if self.standardize:
+            self.mean_, self.scale_ = tokens.moments(None if w is None else torch.tensor(w))
+
+    def _standardized(self, tokens: TokenDataset) -> TokenDataset:
+        if self.mean_ is None or self.scale_ is None:
+            return tokens
+        return tokens.standardized(self.mean_, self.scale_)
+
+    def _problem(
+        self,
+        tokens: TokenDataset,
+        y: np.ndarray,
+        w: np.ndarray | None,
+        beta: float | None = None,
+        beta_ratio: float | None = None,
+    ) -> Problem:
+        """Build the problem on standardised tokens; ``beta`` or ``beta_ratio`` here overrides the estimator's own."""
+        if beta is None and beta_ratio is None:
+            beta, beta_ratio = self.beta, None if self.beta is not None else self.beta_ratio
+        tokens = self._standardized(tokens)
+        return Problem(
+            self._build_head(),
+            tokens,
+            y,
+            loss=self._loss_name(y),
+            sample_weight=w,
+            intercept=self.fit_intercept,
+            dtype=tokens.X.dtype,
+            beta=beta,
+            beta_ratio=beta_ratio,
+        )
+
+    def _keep(self, problem: Problem, solution: Solution) -> None:
+        self.solution_ = solution
+        self.beta_, self.beta_max_ = problem.beta, problem.beta_max
+        self.certificate_ = solution.certificate
+        self.n_iter_ = solution.n_iter
+
+    def _certify(self, X: Any, y: np.ndarray, w: np.ndarray | None, mask: Any) -> Certificate:
+        check_is_fitted(self, "solution_")
+        tokens = self._read_tokens(X, mask, reset=False)
+        return certify(self.solution_, self._problem(tokens, y, w, beta=self.beta_))
+
+    def _build_head(self) -> Head:
+        """Return the head of that name with those of the estimator's options that it takes; an object as it is."""
+        seed = read_seed(self.random_state, self.seed_)
+        return read_head(
+            self.head, {"activation": self.activation, "decay": self.decay, "gates": self.gates, "seed": seed}
+        )
+
+    def _loss_name(self, y: np.ndarray) -> str:
+        return self.loss
+
+    def _solver_options(self) -> dict[str, Any]:
+        return {
+            "tolerance": self.tolerance,
+            "max_iter": self.max_iter,
+            "max_time": self.max_time,
+            "progress": bool(self.verbose),
+        }
+
+    # ------------------------------------------------------------------ reading
+
+    @abstractmethod
+    def _read_training(
+        self, X: Any, y: Any, sample_weight: Any, mask: Any
+    ) -> tuple[TokenDataset, np.ndarray, np.ndarray | None]:
+        """Validate tokens, targets and weights; targets are returned as the loss expects them."""
+
+    @abstractmethod
+    def _read_targets(self, y: Any) -> np.ndarray:
+        """Validate targets, and return them in the user's own encoding."""
+
+    def _read_tokens(self, X: Any, mask: Any, *, reset: bool) -> TokenDataset:
+        """Read tokens; 2-D input goes through scikit-learn's own validation."""
+        if not is_tokens(X):
+            X = validate_data(self, as_table(X), reset=reset, dtype=[np.float64, np.float32], ensure_min_samples=1)
+        if not reset and self.masked_ and mask is None:
+            warn_of_padding(X)
+        device = pick_device(self.device) if reset else self.solution_.weights.form.device
+        length = None
+        if not reset and self.solution_.head.positional:
+            length = self.solution_.layout.n_tokens
+        tokens = TokenDataset.of(X, mask, device=device, token_shape=self.token_shape, length=length)
+        if reset:
+            self.token_shape_ = (tokens.n_tokens, tokens.width)
+            self.masked_ = tokens.mask is not None
+            self.seed_ = read_seed(self.random_state)  # drawn once a fit, so that all its problems have the same gates
+            if is_tokens(X):
+                self.n_features_in_ = tokens.width
+        elif tokens.width != self.token_shape_[1]:
+            raise ValueError(
+                f"X has tokens of size d={tokens.width}, but {type(self).__name__} was fitted with "
+                f"d={self.token_shape_[1]}. Use the same embedding as for training."
+            )
+        return tokens
+
+    def _read_weight(self, sample_weight: Any, n: int) -> np.ndarray | None:
+        if sample_weight is None:
+            return None
+        return _check_sample_weight(sample_weight, np.empty((n, 1)), dtype=np.float64, ensure_non_negative=True)
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.three_d_array = True
+        return tags
+
+
+def _continues(previous: Solution, problem: Problem) -> bool:
+    """Tell whether a solution may start this problem: the same head and sizes."""
+    if tuple(previous.weights.shape) != tuple(problem.operator.weight_shape):
+        return False
+    return not previous.weights.incompatibility(problem.head.identity(problem.layout))

@@ -1,0 +1,133 @@
+"""The classifier on tokens."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from sklearn.base import ClassifierMixin
+from sklearn.metrics import accuracy_score
+from sklearn.utils import compute_sample_weight
+from sklearn.utils.metaestimators import available_if
+from sklearn.utils.validation import check_is_fitted
+
+from convexformer.certificates import Certificate
+from convexformer.data import TokenDataset
+from convexformer.estimators.base import TokenEstimator
+from convexformer.estimators.inputs import plain_label, read_labels
+from convexformer.losses import LOSSES
+from convexformer.registry import one_of
+
+
+def _has_probabilities(estimator: TokenClassifier) -> bool:
+    return estimator.loss != "squared_hinge"  # its outputs are margins, not log-odds
+
+
+class TokenClassifier(ClassifierMixin, TokenEstimator):
+    """A classifier on tokens, trained to a certified global optimum.
+
+    Two classes use the logistic loss (one output), more use softmax cross-entropy; ``loss="squared_hinge"`` is there for
+    two classes as well. After ``fit``: ``classes_``, ``beta_``, ``beta_max_``, ``certificate_``, ``solution_``,
+    ``network_``, ``n_iter_``, ``token_importance_``.
+
+    Examples
+    --------
+    >>> import convexformer as cf
+    >>> X, y = cf.data.digits(patch=2)
+    >>> probe = cf.TokenClassifier(beta_ratio=0.05).fit(X[:1200], y[:1200])
+    >>> probe.certificate_.relative_gap <= 1e-3
+    True
+    >>> bool(probe.score(X[1200:], y[1200:]) > 0.9)
+    True
+    """
+
+    def fit(self, X: Any, y: Any, sample_weight: Any = None, mask: Any = None) -> TokenClassifier:
+        """Fit the head to tokens ``X`` and labels ``y: (N,)``."""
+        self._fit_tokens(*self._read_training(X, y, sample_weight, mask))
+        return self
+
+    def decision_function(self, X: Any, mask: Any = None) -> np.ndarray:
+        """Return the score of class 1, ``(N,)``, for two classes; logits ``(N, c)`` for more."""
+        scores = self.outputs(X, mask)
+        # two classes have two logits with cross-entropy, one with the other losses
+        return scores[:, 1] - scores[:, 0] if scores.ndim == 2 and len(self.classes_) == 2 else scores
+
+    def predict(self, X: Any, mask: Any = None) -> np.ndarray:
+        """Return the most likely class of each sample."""
+        scores = self.decision_function(X, mask)
+        index = (scores > 0).astype(int) if scores.ndim == 1 else scores.argmax(1)
+        return self.classes_[index]
+
+    def score(self, X: Any, y: Any, sample_weight: Any = None, mask: Any = None) -> float:
+        """Return the accuracy of ``predict(X, mask)``."""
+        return float(accuracy_score(y, self.predict(X, mask), sample_weight=sample_weight))
+
+    @available_if(_has_probabilities)
+    def predict_proba(self, X: Any, mask: Any = None) -> np.ndarray:
+        """``(N, c)`` class probabilities."""
+        return np.exp(self.predict_log_proba(X, mask))
+
+    @available_if(_has_probabilities)
+    def predict_log_proba(self, X: Any, mask: Any = None) -> np.ndarray:
+        """``(N, c)`` logarithms of the class probabilities."""
+        scores = torch.from_numpy(self.decision_function(X, mask))
+        if scores.ndim == 1:
+            scores = torch.stack([torch.zeros_like(scores), scores], 1)
+        return scores.log_softmax(1).numpy()
+
+    def certify(self, X: Any, y: Any, sample_weight: Any = None, mask: Any = None) -> Certificate:
+        """Recompute the certificate from the fitted weights and the training data alone."""
+        check_is_fitted(self, "solution_")
+        w = self._read_weight(sample_weight, len(y))
+        codes, w = self._encode(read_labels(y), w)
+        return self._certify(X, codes, w, mask)
+
+    def _read_training(
+        self, X: Any, y: Any, sample_weight: Any, mask: Any
+    ) -> tuple[TokenDataset, np.ndarray, np.ndarray | None]:
+        """Validate tokens, labels and weights; learn the classes."""
+        if y is None:
+            raise ValueError(f"{type(self).__name__} requires y to be passed, but the target y is None.")
+        one_of("loss", self.loss, ("auto", "cross_entropy", "logistic", "squared_hinge"))
+        tokens = self._read_tokens(X, mask, reset=True)
+        labels = read_labels(y)
+        if len(labels) != tokens.n_samples:
+            raise ValueError(f"X has {tokens.n_samples} samples and y has {len(labels)}; they must match.")
+        self.classes_ = np.unique(labels)
+        if len(self.classes_) < 2:
+            raise ValueError(
+                f"y holds one class only ({plain_label(self.classes_[0])!r}); a classifier needs at least two. "
+                "Check the labels."
+            )
+        return tokens, *self._encode(labels, self._read_weight(sample_weight, tokens.n_samples))
+
+    def _read_targets(self, y: Any) -> np.ndarray:
+        return read_labels(y)
+
+    def _encode(self, labels: np.ndarray, w: np.ndarray | None) -> tuple[np.ndarray, np.ndarray | None]:
+        """Return labels as the loss expects them, and sample weights times class weights."""
+        if not np.isin(labels, self.classes_).all():
+            raise ValueError("y holds labels that were not there when the estimator was fitted.")
+        codes = np.searchsorted(self.classes_, labels)
+        if self.class_weight is not None:
+            by_class = compute_sample_weight(self.class_weight, labels)
+            w = by_class if w is None else w * by_class
+        if w is not None and self.fit_intercept:
+            seen = np.bincount(codes, weights=w, minlength=len(self.classes_)) > 0
+            if not seen.all():
+                raise ValueError(
+                    f"class {plain_label(self.classes_[~seen][0])!r} has no sample of positive weight; "
+                    "drop its samples or give them weight."
+                )
+        return (codes if LOSSES[self._loss_name(codes)]().class_labels else 2 * codes - 1), w
+
+    def _loss_name(self, y: np.ndarray) -> str:
+        binary = len(self.classes_) == 2
+        if self.loss == "auto":
+            return "logistic" if binary else "cross_entropy"
+        if not binary and not LOSSES[self.loss]().class_labels:
+            raise ValueError(
+                f"loss={self.loss!r} is for two classes and y holds {len(self.classes_)}; use loss='cross_entropy'."
+            )
+        return self.loss

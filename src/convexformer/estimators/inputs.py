@@ -1,0 +1,95 @@
+"""What estimators accept: tokens or a table, labels, real targets, a head by name, a random state."""
+
+from __future__ import annotations
+
+import numbers
+from typing import Any
+
+import numpy as np
+import torch
+from sklearn.utils import check_random_state
+from sklearn.utils.multiclass import check_classification_targets
+from sklearn.utils.validation import column_or_1d
+from torch import Tensor
+
+from convexformer.data import TokenDataset
+from convexformer.data.tokens import as_tensor
+from convexformer.heads.base import HEADS, Head
+from convexformer.registry import MissingMaskWarning, unknown, warn
+
+
+def is_tokens(X: Any) -> bool:
+    """Tell whether ``X`` holds tokens: 3-D, ragged, or a dataset; anything else scikit-learn validates as a table."""
+    return isinstance(X, TokenDataset) or _depth(X) >= 3
+
+
+def warn_of_padding(X: Any) -> None:
+    """Warn when a model fitted with a mask gets one array without a mask.
+
+    A warning and no error: samples without padding need no mask.
+    """
+    if not isinstance(X, (TokenDataset, list, tuple)) and getattr(X, "dtype", None) != np.dtype(object):
+        warn(
+            "this estimator was fitted with a mask, and X is one array without: padding, if there is any, counts as tokens. "
+            "Pass its mask (all ones where nothing is padded) or a list of (s_i, d) arrays.",
+            MissingMaskWarning,
+        )
+
+
+def as_table(X: Any) -> Any:
+    """Return ``X`` for scikit-learn's validation: tensors as arrays, bfloat16 (which NumPy has not) as float32."""
+    if not isinstance(X, Tensor):
+        return X
+    X = X.detach().cpu()
+    return (X.float() if X.dtype == torch.bfloat16 else X).numpy()
+
+
+def read_labels(y: Any) -> np.ndarray:
+    """Return class labels as a 1-D array, numbers or text."""
+    values = y.detach().cpu().numpy() if isinstance(y, Tensor) else y
+    check_classification_targets(values)
+    return column_or_1d(values, warn=True)
+
+
+def plain_label(label: Any) -> Any:
+    """Return a label without NumPy's type, for a message."""
+    return label.item() if isinstance(label, np.generic) else label
+
+
+def read_real(y: Any) -> np.ndarray:
+    """Return real targets as float64."""
+    values = as_tensor(y, "y").cpu().to(torch.float64)
+    if not bool(torch.isfinite(values).all()):
+        raise ValueError("Input y contains NaN or infinity. Drop those samples or impute their targets.")
+    if values.ndim == 0:
+        raise ValueError("y is a single number; expected one target a sample.")
+    return values.numpy()
+
+
+def read_head(head: str | Head, options: dict[str, Any]) -> Head:
+    """Return the head of that name with those of the options that it takes; an object as it is."""
+    if isinstance(head, Head):
+        return head
+    if not isinstance(head, str) or head not in HEADS:
+        raise ValueError(unknown("head", head, HEADS))
+    factory = HEADS[head]
+    known = factory().config()
+    return factory(**{key: value for key, value in options.items() if key in known})
+
+
+def read_seed(random_state: Any, drawn: int | None = None) -> int:
+    """Return a whole number as it is; for None or a RandomState the number ``drawn`` before, or a new one."""
+    if isinstance(random_state, numbers.Integral) and not isinstance(random_state, bool):
+        return int(random_state)
+    return drawn if drawn is not None else int(check_random_state(random_state).randint(2**31 - 1))
+
+
+def _depth(X: Any) -> int:
+    """Count the axes of nested lists, by their first elements, and those of the array inside."""
+    depth = 0
+    while isinstance(X, (list, tuple)) or (isinstance(X, np.ndarray) and X.dtype == object and X.ndim == 1):
+        depth += 1
+        if len(X) == 0:
+            return depth
+        X = X[0]
+    return depth + getattr(X, "ndim", 0)

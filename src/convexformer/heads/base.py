@@ -1,0 +1,136 @@
+"""What a head is: an operator plus a penalty, and the maps to and from an ordinary network."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple, final
+
+from torch import Tensor, nn
+
+from convexformer.data import TokenDataset
+from convexformer.data.fingerprint import fingerprint
+from convexformer.gauges import Penalty
+from convexformer.networks.base import Network
+from convexformer.operators import Operator
+from convexformer.registry import Registry, unknown
+from convexformer.weights import Weights
+
+
+@final
+@dataclass(frozen=True)
+class Layout:
+    """The sizes of a problem, fixed when it is built: what a head needs besides the tokens themselves."""
+
+    n_tokens: int
+    width: int
+    n_outputs: int
+    per_token: bool = False
+    squeeze: bool = False
+    """Targets were ``(N,)``, so outputs are ``(N,)`` as well."""
+
+    def shape(self, outputs: Tensor, tokens: TokenDataset) -> Tensor:
+        """Give rows of outputs ``(R, c)`` the shape of the targets; masked tokens get zeros."""
+        if self.per_token:
+            grid = outputs.new_zeros((*tokens.X.shape[:2], outputs.shape[1]))
+            if tokens.mask is None:
+                grid = outputs.reshape(grid.shape)
+            else:
+                grid[tokens.mask] = outputs
+            outputs = grid
+        return outputs.squeeze(-1) if self.squeeze else outputs
+
+
+class Program(NamedTuple):
+    """The convex program of a head on some tokens: ``min_Z F(A Z) + beta g(Z)``."""
+
+    operator: Operator
+    penalty: Penalty
+
+
+class Head(ABC):
+    """An architecture: its operator, its penalty, and its recovery and lift maps."""
+
+    name: ClassVar[str]
+    per_token: ClassVar[bool]
+    """Whether targets ``(N, s, c)`` make sense for it."""
+    masks: ClassVar[bool] = True
+    """Whether masked tokens make sense for it."""
+    positional: ClassVar[bool]
+    """Whether its weights belong to token positions, so that the number of tokens is fixed."""
+
+    def program(self, tokens: TokenDataset, layout: Layout) -> Program:
+        """Return operator and penalty on the training tokens.
+
+        A head defines this, or :meth:`operator` and :meth:`penalty` where the two share no work.
+        """
+        if type(self).operator is Head.operator or type(self).penalty is Head.penalty:
+            raise NotImplementedError(f"{type(self).__name__} must define program(), or operator() and penalty().")
+        return Program(self.operator(tokens, layout), self.penalty(tokens, layout))
+
+    def operator(self, tokens: TokenDataset, layout: Layout) -> Operator:
+        """Return the linear map from ``Z`` to outputs on these tokens, training or new ones."""
+        return self.program(tokens, layout).operator
+
+    def penalty(self, tokens: TokenDataset, layout: Layout) -> Penalty:
+        """Return the gauge of the atoms of the architecture; it may depend on the training tokens."""
+        return self.program(tokens, layout).penalty
+
+    @abstractmethod
+    def recover(self, weights: Weights, layout: Layout) -> Network:
+        """Return a network with the same outputs and ``decay()`` equal to the gauge of ``Z``."""
+
+    @abstractmethod
+    def lift(self, network: nn.Module, layout: Layout) -> Weights:
+        """Return ``network.lift()``, after checking that the network is one of this head's."""
+
+    @abstractmethod
+    def config(self) -> dict[str, Any]:
+        """Return the constructor's arguments; tensors where the user gave gates."""
+
+    def traits(self, layout: Layout) -> dict[str, object]:
+        """Return what the meaning of ``Z`` depends on besides the sizes: options, and gates as tensors."""
+        return {}
+
+    def identity(self, layout: Layout) -> dict[str, object]:
+        """Return, by name, everything that the meaning of ``Z`` depends on; equal identities, same meaning."""
+        sizes: dict[str, object] = {
+            "head": self.name,
+            "token size d": layout.width,
+            "number of outputs c": layout.n_outputs,
+            "output per token": layout.per_token,
+        }
+        if self.positional:
+            sizes["number of tokens s"] = layout.n_tokens
+        plain = (str, int, float, bool, type(None))
+        traits = self.traits(layout)
+        return sizes | {
+            name: value if isinstance(value, plain) else f"fingerprint {fingerprint({name: value})[:12]}"
+            for name, value in traits.items()
+        }
+
+    def check(self, layout: Layout) -> None:
+        """Raise when the head cannot serve these sizes, gates of the wrong shape for instance."""
+        if layout.per_token and not self.per_token:
+            raise ValueError(
+                f"Y is per token, but the {self.name} head has one output a sample. Pass targets (N,) or (N, c), "
+                "or choose a head with token outputs such as 'mlp'."
+            )
+
+    def token_norms(self, weights: Weights) -> Tensor | None:
+        """``(s,)`` how much weight each token position has; None when no weights belong to one position."""
+        return None
+
+
+HEADS: Registry[Head] = Registry("head")
+
+
+def resolve_head(head: str | Head) -> Head:
+    """Return the head itself, or the one of that name with its defaults."""
+    if isinstance(head, Head):
+        return head
+    if not isinstance(head, str):
+        raise TypeError(f"head is a {type(head).__name__}; expected a name or an object from convexformer.heads.")
+    if head not in HEADS:
+        raise ValueError(unknown("head", head, HEADS))
+    return HEADS[head]()

@@ -1,0 +1,183 @@
+"""The exact intercept of a loss: roots of increasing functions, and Newton's method in a few variables.
+
+Both searches make a bounded number of evaluations, take every decision from totals over all rows, and return ``start``
+when the first evaluation is not finite.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import partial
+
+import torch
+from torch import Tensor
+
+MAX_EVALUATIONS = 200  # of the slope, in one search
+PLAIN_STEPS = 6  # Newton steps before a root is bracketed
+MANY_OUTPUTS = 32  # beyond this the Hessian of the intercept is used through products only
+CG_STEPS, CG_TOLERANCE = 50, 1e-10
+SUFFICIENT_DECREASE = 1e-4  # least decrease of the value for a step, as a fraction of the predicted one
+TINY = 1e-300
+
+
+def increasing_roots(
+    slope: Callable[[Tensor], tuple[Tensor, Tensor]],
+    bend: Callable[[Tensor], tuple[Tensor, Tensor]],
+    start: Tensor,
+    reach: Callable[[], Tensor],
+) -> Tensor:
+    """Find the root of each of ``c`` increasing functions of one variable.
+
+    ``slope(b)`` returns the functions and the sum of the moduli of their terms; ``bend(b)`` their derivatives and the
+    rounding error of the functions in units of eps, all ``(c,)``; ``reach()`` bounds the data, in units of ``b``. Plain
+    Newton steps while they are short and divide the functions by two; from then on inside a bracket.
+    """
+    eps = torch.finfo(start.dtype).eps
+    b = start
+    h, size = slope(b)
+    for _ in range(PLAIN_STEPS):
+        if bool((h.abs() <= 4 * eps * size).all()):
+            return b
+        derivative, noise = bend(b)
+        rounding = 4 * eps * (size + noise)
+        if bool((h.abs() <= rounding).all()):
+            return b
+        step = h / derivative
+        # not so where the noise is not a number, as at infinite outputs
+        if not bool((step.abs() <= 1 + b.abs() + eps * noise).all()):
+            break
+        trial = b - step
+        h_there, size = slope(trial)
+        if not bool((h_there.abs() <= torch.maximum(0.5 * h.abs(), rounding)).all()):
+            break
+        b, h = trial, h_there
+    return _bracketed_roots(slope, bend, b, reach()) if bool(torch.isfinite(reach())) else start
+
+
+def _bracketed_roots(
+    slope: Callable[[Tensor], tuple[Tensor, Tensor]],
+    bend: Callable[[Tensor], tuple[Tensor, Tensor]],
+    b: Tensor,
+    reach: Tensor,
+) -> Tensor:
+    """Take Newton steps that stay inside a bracket of each root.
+
+    Steps are at most ``1 + |b| + reach`` long at first, twice as long at each evaluation, so that a flat function is left
+    without overflow. A step that leaves the bracket, or that follows one which did not divide the function by four, is
+    replaced by a bisection.
+    """
+    eps = torch.finfo(b.dtype).eps
+    best, cap = b, 1 + b.abs() + reach
+    h, size = slope(b)
+    least, before = h.abs(), torch.full_like(h, torch.inf)
+    low, high = torch.full_like(h, -torch.inf), torch.full_like(h, torch.inf)
+    bisected = torch.zeros_like(h, dtype=torch.bool)
+    for _ in range(MAX_EVALUATIONS):
+        derivative, noise = bend(b)
+        trial = b - torch.minimum(torch.maximum(h / derivative, -cap), cap)
+        settled = (h.abs() <= 4 * eps * (size + noise)) | (trial == b) | (high - low <= 2 * eps * b.abs())
+        if bool(settled.all()) or not bool(torch.isfinite(h).all()):
+            break
+        low, high = torch.where(h < 0, b, low), torch.where(h > 0, b, high)
+        middle = 0.5 * low + 0.5 * high
+        slow = (h.abs() > 0.25 * before) & ~bisected
+        bisected = ((trial <= low) | (trial >= high) | slow) & torch.isfinite(middle)
+        before, cap = h.abs(), 2 * cap
+        b = torch.where(settled, b, torch.where(bisected, middle, trial))
+        h, size = slope(b)
+        better = h.abs() < least
+        best, least = torch.where(better, b, best), torch.where(better, h.abs(), least)
+    return best
+
+
+def trust_region_newton(
+    value: Callable[[Tensor], Tensor],
+    slope: Callable[[Tensor], tuple[Tensor, Tensor]],
+    product: Callable[[Tensor, Tensor], Tensor],
+    start: Tensor,
+) -> Tensor:
+    """Minimise a smooth convex function of ``b: (c,)`` by Newton's method in a trust region.
+
+    ``slope(b)`` returns the gradient and the sum of the moduli of its terms, ``product(b, d)`` the Hessian times ``d``. A step
+    is taken if the value decreases sufficiently; near the minimum, where the value is all rounding, if it halves the slope.
+    """
+    eps = torch.finfo(start.dtype).eps
+    b, radius, evaluations = start, 1 + float(start.norm()), 1
+    g, size = slope(b)
+    here = float(value(b))
+    while evaluations < MAX_EVALUATIONS and math.isfinite(here) and bool(g.abs().max() > 4 * eps * size.sum()):
+        step_within = _trust_region_solver(partial(product, b), g, eps * float(size.sum()))
+        taken = False
+        while not taken and evaluations < MAX_EVALUATIONS and radius > eps * eps * (1 + float(b.norm())):
+            step, predicted = step_within(radius)
+            length = float(step.norm())
+            g_there, size_there = slope(b + step)
+            there = float(value(b + step))
+            evaluations += 1
+            gain = here - there
+            halved = bool(g_there.abs().max() <= 0.5 * g.abs().max()) and gain >= -64 * eps * abs(here)
+            taken = halved or gain > SUFFICIENT_DECREASE * predicted
+            if not halved and not gain > 0.25 * predicted:
+                radius = 0.25 * min(radius, length)
+            elif length > 0.9 * radius:
+                radius = 4 * radius
+        if not taken:
+            break
+        b, g, size, here = b + step, g_there, size_there, there
+    return b
+
+
+def _trust_region_solver(
+    H: Callable[[Tensor], Tensor], g: Tensor, noise: float
+) -> Callable[[float], tuple[Tensor, float]]:
+    """Return ``radius -> step, predicted decrease``: the minimiser of ``<g, s> + 1/2 <s, H s>`` over ``|s| <= radius``.
+
+    By an eigendecomposition of ``H``, where parts of ``g`` below ``noise`` count as zero: else a loss that does not change
+    under some shifts would drift along them. For many outputs roughly, by conjugate
+    gradients that stop at the boundary.
+    """
+    if len(g) > MANY_OUTPUTS:
+        return partial(_steihaug, H, g)
+    matrix = torch.stack([H(e) for e in torch.eye(len(g), dtype=g.dtype, device=g.device)])
+    if not bool(torch.isfinite(matrix).all()):
+        matrix = torch.zeros_like(matrix)
+    values, vectors = torch.linalg.eigh(0.5 * (matrix + matrix.T))
+    values = values.clamp_min(0).tolist()
+    parts = [part if abs(part) > noise else 0.0 for part in (vectors.T @ g).tolist()]
+
+    def step_within(radius: float) -> tuple[Tensor, float]:
+        def length(shift: float) -> float:
+            return math.hypot(*(part / max(value + shift, TINY) for part, value in zip(parts, values, strict=True) if part))
+
+        shift, most = 0.0, math.hypot(*parts) / radius  # a shift of that size is enough
+        if length(0.0) > radius:
+            low, shift = 0.0, most
+            for _ in range(60):
+                middle = math.sqrt(low * shift) if low > 0 else 1e-6 * shift
+                low, shift = (middle, shift) if length(middle) > radius else (low, middle)
+                if low > 0.5 * shift:
+                    break
+        scaled = [-part / max(value + shift, TINY) for part, value in zip(parts, values, strict=True)]
+        gain = -sum(s * (part + 0.5 * value * s) for s, part, value in zip(scaled, parts, values, strict=True))
+        return vectors @ g.new_tensor(scaled), gain
+
+    return step_within
+
+
+def _steihaug(H: Callable[[Tensor], Tensor], g: Tensor, radius: float) -> tuple[Tensor, float]:
+    """Minimise ``<g, s> + 1/2 <s, H s>`` by conjugate gradients, up to the boundary of ``|s| <= radius``."""
+    s, r, p = torch.zeros_like(g), -g, -g
+    old = first = float(r @ r)
+    gain = 0.0
+    for _ in range(CG_STEPS):
+        Hp = H(p)
+        bend, pp, sp, ss = float(p @ Hp), float(p @ p), float(s @ p), float(s @ s)
+        boundary = (math.sqrt(sp * sp + pp * max(radius * radius - ss, 0.0)) - sp) / pp
+        t = min(old / bend, boundary) if bend > 0 else boundary
+        s, r, gain = s + t * p, r - t * Hp, gain + t * old - 0.5 * t * t * max(bend, 0.0)
+        new = float(r @ r)
+        if t >= boundary or new <= CG_TOLERANCE**2 * first:
+            break
+        p, old = r + (new / old) * p, new
+    return s, gain

@@ -1,0 +1,267 @@
+"""The formula: ``min_{Z, b} sum_i w_i L(A_i(Z) + b, y_i) + beta g(Z) + offset``.
+
+Everything below the user, solvers, certificates and checkpoints, speaks :class:`Objective` and nothing else.
+"""
+
+from __future__ import annotations
+
+import math
+import numbers
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import final
+
+import torch
+from torch import Tensor
+
+from convexformer.gauges import Penalty
+from convexformer.losses import Loss
+from convexformer.operators import BilinearOperator, FactoredView, ImplicitMatrix, LowRank, Operator
+from convexformer.operators.bilinear import frobenius_norm
+from convexformer.rows import LOCAL, Rows
+from convexformer.weights import Operand, Weights, apply_weights
+
+
+@final
+@dataclass(frozen=True)
+class Evaluation:
+    """The loss at some outputs, with the intercept fitted where the objective has one."""
+
+    value: Tensor
+    """A scalar in float64, on the device of the outputs: an iteration need not wait for it."""
+    outputs: Tensor
+    """``(R, c)`` with the intercept added, in float64."""
+    intercept: Tensor | None
+    U: Tensor
+    """``(R, c)`` gradient of each row's loss, in float64; with an exact intercept balanced, ``sum_i w_i u_i = 0``."""
+    V: Tensor
+    """``(R, c)`` gradient of the weighted sum, ``w * U``: a dual point before scaling, in the operator's dtype."""
+
+
+@final
+class _Derived:
+    """What is computed once from an operator, targets and weights, and shared by objectives that differ in beta alone."""
+
+    def __init__(self, objective: Objective, exact: Callable[[], Objective] | None = None) -> None:
+        self._of = (objective.operator, objective.targets, objective.sample_weight, objective.rows)
+        self.exact = exact
+        self.factored: FactoredView | None = None
+        self.compressed: tuple[Operator, Tensor] | None = None
+        self.compression_tried = False
+        self.mean_feature_norm: float | None = None
+
+    def belongs_to(self, objective: Objective) -> bool:
+        """Tell whether an objective has the same operator, targets and weights, the very same tensors."""
+        theirs = (objective.operator, objective.targets, objective.sample_weight, objective.rows)
+        return all(own is other for own, other in zip(self._of, theirs, strict=True))
+
+
+@final
+@dataclass(frozen=True)
+class Objective:
+    """``min_{Z, b} sum_i w_i L(A_i(Z) + b, y_i) + beta g(Z) + offset``: the formula, and nothing else.
+
+    Frozen: a relative (another beta, fewer slices, another precision) is a new, whole objective that evaluates and
+    certifies by itself. It knows no tokens, no head and no file; how many processes hold the rows is known to ``rows``.
+    The intercept is minimised over at every evaluation, so the program that a solver sees is one in ``Z`` alone.
+    """
+
+    operator: Operator
+    loss: Loss
+    penalty: Penalty
+    targets: Tensor
+    """``(R, c)`` encoded targets in float64, the rows of this process."""
+    sample_weight: Tensor
+    """``(R,)`` in float64."""
+    beta: float
+    intercept: bool = False
+    rows: Rows = LOCAL
+    offset: float = 0.0
+    """The part of the loss that no weights can change."""
+    derived: _Derived | None = field(default=None, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        check_beta(self.beta)
+        if self.derived is None or not self.derived.belongs_to(self):
+            object.__setattr__(self, "derived", _Derived(self))
+
+    # ------------------------------------------------------------------ sizes
+
+    @property
+    def n_outputs(self) -> int:
+        """c, the number of outputs of a row."""
+        return self.targets.shape[1]
+
+    @property
+    def weight_shape(self) -> tuple[int, ...]:
+        """The shape of ``Z``."""
+        return tuple(self.operator.weight_shape)
+
+    @property
+    def like(self) -> Tensor:
+        """A tensor of the operator's device and dtype."""
+        return self.operator.like
+
+    # ------------------------------------------------------------------ the terms of the formula
+
+    def apply(self, Z: Operand) -> Tensor:
+        """``A Z``, shape ``(R, c)``."""
+        return apply_weights(self.operator, Z)
+
+    def adjoint(self, V: Tensor) -> Tensor:
+        """``A^T V`` over all rows."""
+        return self.rows.total(self.operator.adjoint(V))
+
+    def dual_matrix(self, V: Tensor) -> Tensor | ImplicitMatrix:
+        """``-A^T V`` over all rows, as a tensor or as a linear map."""
+        return self.operator.dual_matrix(V, self.rows)
+
+    def factor_gradients(self, V: Tensor, Z: LowRank) -> tuple[Tensor, Tensor]:
+        """``M V_j`` and ``M^T U_j`` for ``M = A^T V`` over all rows and each term of ``Z``."""
+        assert isinstance(self.operator, BilinearOperator)
+        GU, GV = self.operator.factor_gradients(V, Z)
+        return self.rows.total(GU), self.rows.total(GV)
+
+    def evaluate(self, outputs: Tensor, start: Tensor | None = None, *, inexact_intercept: bool = False) -> Evaluation:
+        """Evaluate the loss at outputs ``A Z``: value, intercept, gradients.
+
+        ``inexact_intercept``: take a few steps from ``start``, the intercept of outputs nearby, without a host sync;
+        else the intercept is minimised over exactly, and the gradients are balanced.
+        """
+        b, dtype = None, outputs.dtype
+        w, Y, rows = self.sample_weight, self.targets, self.rows
+        outputs = outputs.double()  # sums over samples in float32 would cost three digits of the gap
+        if self.intercept:
+            first = Y.new_zeros(self.n_outputs) if start is None else start.double()
+            find = self.loss.inexact_intercept if inexact_intercept else self.loss.best_intercept
+            b = find(outputs, Y, w, first, rows)
+            outputs = outputs + b
+        values, U = self.loss.value_and_gradient(outputs, Y)
+        if self.intercept and not inexact_intercept:
+            U = self.loss.balance(U, Y, w, rows)
+        value = rows.dot(w, values) + self.offset
+        return Evaluation(value, outputs, b, U, (w[:, None] * U).to(dtype))
+
+    def zero_evaluation(self) -> Evaluation:
+        """Evaluate the loss at ``Z = 0``, with the best constant outputs where there is an intercept."""
+        return self.evaluate(self.like.new_zeros(self.targets.shape))
+
+    def outputs(self, weights: Weights) -> Tensor:
+        """``A Z + b``, shape ``(R, c)``."""
+        outputs = self.apply(weights.Z)
+        return outputs if weights.intercept is None else outputs + weights.intercept
+
+    def value(self, weights: Weights) -> float:
+        """Return the primal value at these weights and their own intercept."""
+        values = self.loss.value(self.outputs(weights).double(), self.targets)
+        data = float(self.rows.dot(self.sample_weight, values)) + self.offset
+        return data + self.beta * float(self.penalty.value(weights.Z))
+
+    def curvature(self) -> float:
+        """Estimate the largest curvature of the loss as a function of ``Z``."""
+        return self.loss.curvature * self.operator.norm_squared(w=self.sample_weight, rows=self.rows)
+
+    def critical_beta(self) -> float:
+        """Return about the smallest beta at which ``Z = 0`` is optimal; zero where features say nothing.
+
+        An estimate where the polar is one (large implicit matrices). With an intercept, what a constant feature leaves in
+        ``A^T V`` is rounding, and counts as zero.
+        """
+        at = self.zero_evaluation()
+        polar = self.penalty.critical_beta(self.dual_matrix(at.V), self.curvature)
+        if self.penalty.sparse and polar.value <= self.cancellation_error(at):
+            return 0.0
+        return polar.value
+
+    def cancellation_error(self, at: Evaluation) -> float:
+        """Bound the rounding of ``A^T V`` where an intercept makes the mean of the features cancel."""
+        if not self.intercept:
+            return 0.0
+        size = float(self.rows.sum(at.V.abs().double().sum(1)))
+        left = float(self.rows.weighted(self.sample_weight, at.U).abs().sum())
+        return (8 * torch.finfo(self.like.dtype).eps * size + left) * self.mean_feature_norm()
+
+    def mean_feature_norm(self) -> float:
+        """Return about ``|A^T w| / sum w``, the size of the mean feature: what an intercept cancels."""
+        assert self.derived is not None
+        if self.derived.mean_feature_norm is None:
+            w = self.sample_weight
+            share = (w / self.rows.sum(w)).to(self.like)
+            M = self.dual_matrix(share[:, None].expand(self.targets.shape).contiguous())
+            self.derived.mean_feature_norm = frobenius_norm(M)
+        return self.derived.mean_feature_norm
+
+    # ------------------------------------------------------------------ relatives: whole objectives, each
+
+    def at(self, beta: float) -> Objective:
+        """Return the same objective at another beta; what was derived from the data is shared."""
+        return replace(self, beta=float(beta))
+
+    def with_exact(self, exact: Callable[[], Objective]) -> Objective:
+        """Return the same objective that knows how to build itself in float64, from the data up."""
+        return replace(self, derived=_Derived(self, exact))
+
+    def reference(self) -> Objective:
+        """Return the same objective in float64: what certificates are computed with."""
+        if self.like.dtype == torch.float64:
+            return self
+        assert self.derived is not None
+        if self.derived.exact is None:
+            return replace(self, operator=self.operator.to(dtype=torch.float64))
+        made = self.derived.exact()  # not kept: it may be most of a GPU's memory
+        return replace(made, loss=self.loss, penalty=self.penalty, beta=self.beta, intercept=self.intercept)
+
+    def to(self, *, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> Objective:
+        """Return the same objective on another device or in another dtype; targets stay in float64."""
+        moved = replace(
+            self,
+            operator=self.operator.to(device=device, dtype=dtype),
+            targets=self.targets.to(device=device),
+            sample_weight=self.sample_weight.to(device=device),
+        )
+        return moved.with_exact(lambda: self.reference().to(device=device))
+
+    def compressed(self) -> Objective:
+        """Return a smaller objective with the same value, where the squared loss allows one; else this one."""
+        if not (self.loss.quadratic and self.rows.in_process) or self.intercept:
+            return self
+        derived, w = self.derived, self.sample_weight
+        assert derived is not None
+        if not derived.compression_tried:  # the same at every beta, so a path compresses once
+            derived.compressed = self.operator.compressed(self.targets.to(self.like.dtype), w.to(self.like.dtype))
+            derived.compression_tried = True
+        if derived.compressed is None:
+            return self
+        operator, targets = derived.compressed[0], derived.compressed[1].double()
+        whole = float(self.rows.dot(w, self.targets.square().sum(1)))
+        small = replace(
+            self,
+            operator=operator,
+            targets=targets,
+            sample_weight=torch.ones(len(targets), dtype=w.dtype, device=w.device),
+            offset=self.offset + 0.5 * max(0.0, whole - float(targets.square().sum())),
+        )
+        return small.with_exact(lambda: self.reference().compressed())
+
+    def restricted(self, tokens: Tensor) -> Objective:
+        """Return the objective on the slices of some token positions alone, all others being zero."""
+        part = replace(self, operator=self.operator.restricted(tokens))
+        return part.with_exact(lambda: self.reference().restricted(tokens))
+
+    def factored(self) -> Objective:
+        """Return the same objective with an operator that works on factors of the weights."""
+        if isinstance(self.operator, BilinearOperator):
+            return self
+        assert self.derived is not None
+        if self.derived.factored is None:
+            self.derived.factored = FactoredView(self.operator)
+        view = replace(self, operator=self.derived.factored)
+        return view.with_exact(lambda: self.reference().factored())
+
+
+def check_beta(beta: float, name: str = "beta") -> None:
+    """Raise unless beta is a positive, finite number."""
+    if isinstance(beta, bool) or not isinstance(beta, numbers.Real):
+        raise TypeError(f"{name} is a {type(beta).__name__}; expected a positive number.")
+    if not (math.isfinite(beta) and beta > 0):
+        raise ValueError(f"{name}={beta} was given; expected a positive, finite number.")

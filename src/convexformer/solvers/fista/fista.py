@@ -1,0 +1,164 @@
+"""Accelerated proximal gradient: the reference solver, for every head with a prox."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import partial
+from typing import NamedTuple, final
+
+import torch
+from torch import Tensor
+
+from convexformer.gauges import Proximal
+from convexformer.objective import Evaluation, Objective
+from convexformer.solvers.base import Solver, Watcher
+from convexformer.solvers.cuda_graph import CudaGraphLoop, select
+from convexformer.solvers.fista.newton_polish import NewtonPolish, PolishOptions
+from convexformer.solvers.monitor import Monitor
+from convexformer.weights import Weights
+
+
+@final
+@dataclass(frozen=True)
+class FistaOptions:
+    """Constants of FISTA."""
+
+    many_outputs: int = 64
+    """Outputs from which an exact intercept costs more than the rest of an iteration (benchmarks/heads.py)."""
+    longer_below: float = 0.4
+    """A step whose Bregman distance is below this fraction of the bound shows a lower curvature (benchmarks/heads.py)."""
+    longer_by: float = 0.9
+    """The curvature estimate is then multiplied by this."""
+    polish: PolishOptions = field(default_factory=PolishOptions)
+
+
+@final
+class Fista(Solver):
+    """Accelerated proximal gradient on dense weights; the reference solver."""
+
+    name = "fista"
+    works_on = "any penalty with a prox, on dense weights"
+
+    def __init__(self, options: FistaOptions = FistaOptions()) -> None:  # noqa: B008  (frozen)
+        self.options = options
+
+    def requires(self, objective: Objective) -> str | None:
+        """A prox."""
+        if not isinstance(objective.penalty, Proximal):
+            return f"needs a penalty with a prox; {objective.penalty!r} has none"
+        return None
+
+    def prepare(self, objective: Objective) -> Objective:
+        """The squared loss needs no more rows than features."""
+        return objective.compressed()
+
+    def solve(self, objective: Objective, start: Weights, monitor: Monitor) -> None:
+        """Iterate until the monitor says to stop."""
+        fista(objective, start, monitor, options=self.options)
+
+
+class _State(NamedTuple):
+    """The last point ``Z`` and the momentum point ``W`` with their outputs; momentum, curvature and intercept."""
+
+    Z: Tensor
+    F: Tensor
+    W: Tensor
+    FW: Tensor
+    t: Tensor
+    L: Tensor
+    b: Tensor | None
+
+
+def fista(
+    objective: Objective,
+    start: Weights,
+    monitor: Watcher,
+    *,
+    sync_free: bool | None = None,
+    options: FistaOptions = FistaOptions(),  # noqa: B008  (frozen)
+) -> None:
+    """FISTA (Beck and Teboulle 2009) with backtracking and adaptive restart (O'Donoghue and Candes 2015).
+
+    An iteration costs one product with the operator and one with its adjoint: outputs are linear in the weights, so
+    those of the momentum point are combined from the last two. A ``sync_free`` iteration (the default on a GPU) takes
+    every decision on the device: step length, momentum and restarts are scalars there, a step that went too far is refused
+    there, and there is no host sync between gap checks, so that an iteration can be captured as a CUDA graph. On a CPU a
+    refused step is tried again at once, which saves its gradient.
+    """
+    Z = start.dense()
+    F = objective.apply(Z)
+    sync_free = Z.is_cuda if sync_free is None else sync_free
+    at_Z = objective.evaluate(F, start.intercept)
+    monitor.check(Z, at_Z)
+    first = _State(Z, F, Z, F, at_Z.value.new_ones(()), _first_curvature(objective, at_Z), at_Z.intercept)
+    advance = partial(_advance, objective, options, sync_free=sync_free)
+    iteration = CudaGraphLoop(objective, advance, first, record=sync_free and objective.penalty.sync_free)
+    polish = NewtonPolish(objective, options.polish)
+    for _ in monitor:
+        iteration()
+        if monitor.due:
+            at = iteration.state
+            at_Z = objective.evaluate(at.F, at.b)
+            monitor.check(at.Z.clone() if iteration.record else at.Z, at_Z)
+            # conjugate gradients sync with the host at every step, so sync-free iterations go without
+            if not sync_free and (found := polish.try_step(at.Z, at.F, at_Z, at.L, monitor)) is not None:
+                Z, F, at_Z = found
+                iteration.set(_State(Z, F, Z, F, torch.ones_like(at.t), at.L, at_Z.intercept))
+                monitor.check(Z, at_Z)
+
+
+def _advance(objective: Objective, options: FistaOptions, at: _State, *, sync_free: bool) -> _State:
+    penalty, beta = objective.penalty, objective.beta
+    assert isinstance(penalty, Proximal)
+    Z, F, W, FW, t, L, b = at
+    inexact = sync_free or objective.n_outputs > options.many_outputs
+    at_W = objective.evaluate(FW, b, inexact_intercept=inexact)
+    G = objective.adjoint(at_W.V)
+    while True:
+        Z_next = penalty.prox(W - G / L, beta / L)
+        F_next = objective.apply(Z_next)
+        at_next = objective.evaluate(F_next, at_W.intercept, inexact_intercept=inexact)
+        step = Z_next - W
+        allowed = 0.5 * L * _dot(step, step)
+        excess = _bregman(objective, at_W, FW, at_next, F_next, lazy=not sync_free)
+        taken = (excess <= allowed * (1 + 1e-9)) | ~L.isfinite()
+        if sync_free or taken:
+            break
+        L = 2 * L
+    # a lower curvature allows longer steps; the next one is checked again
+    longer = torch.where(excess < options.longer_below * allowed, options.longer_by * L, L)
+    L = torch.where(taken, longer, 2 * L)
+    uphill = _dot(step, Z_next - Z) < 0  # the momentum points uphill: restart
+    t_next = torch.where(uphill, 1.0, (1 + (1 + 4 * t * t).sqrt()) / 2)
+    push = torch.where(uphill, 0.0, (t - 1) / t_next)
+    W, FW = (torch.lerp(old, new, (1 + push).to(old.dtype)) for old, new in ((Z, Z_next), (F, F_next)))
+    found = _State(Z_next, F_next, W, FW, t_next, L, at_next.intercept)
+    return select(taken, found, at._replace(L=L)) if sync_free else found
+
+
+def _first_curvature(objective: Objective, at: Evaluation) -> Tensor:
+    """Return the curvature bound along the first gradient; backtracking raises it where it is too low."""
+    G = objective.adjoint(at.V)
+    norm = torch.linalg.vector_norm(G.double())
+    AG = objective.apply(G / norm)
+    found = objective.loss.curvature * objective.rows.weighted(objective.sample_weight, AG.double().square()).sum()
+    return torch.where(norm > 0, found.clamp_min(1e-12), 1.0)
+
+
+def _bregman(objective: Objective, at_W: Evaluation, FW: Tensor, at_Z: Evaluation, FZ: Tensor, *, lazy: bool) -> Tensor:
+    """Return the Bregman distance of the loss from ``W`` to ``Z``.
+
+    Where the difference of values drowns in rounding, half the symmetric distance ``<grad(Z) - grad(W), Z - W>`` stands
+    in: it involves no cancellation, and for small steps the two agree. ``lazy``: the host asks which of them is needed.
+    """
+    step, rows = (FZ - FW).double(), objective.rows
+    distance = at_Z.value - at_W.value - rows.dot(at_W.V.double(), step)
+    noise = 100 * torch.finfo(FZ.dtype).eps * (at_Z.value.abs() + at_W.value.abs())
+    if lazy and distance > noise:
+        return distance
+    return torch.where(distance > noise, distance, 0.5 * rows.dot((at_Z.V - at_W.V).double(), step))
+
+
+def _dot(a: Tensor, b: Tensor) -> Tensor:
+    """``<a, b>`` in float64."""
+    return torch.dot(a.double().flatten(), b.double().flatten())

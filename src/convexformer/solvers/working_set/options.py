@@ -1,0 +1,36 @@
+"""Constants of the working-set solver."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import final
+
+
+@final
+@dataclass(frozen=True)
+class WorkingSetOptions:
+    """Set by benchmarks/tokens/run.py (P1 to P3) unless said otherwise."""
+
+    fewest_slices: int = 16
+    first_part: int = 4
+    """The first working set has so many slices, or one in ``first_part`` of all, whichever is more."""
+    near: float = 0.9
+    """A slice whose polar is below this fraction of beta waits for a later round."""
+    widest_token: int = 512
+    """Width of tokens up to which blocks are minimised exactly, by the spectrum of their Gram matrix."""
+    gap_share: float = 0.05
+    """A round ends at this fraction of the gap of the whole problem."""
+    sweeps: int = 8
+    """Sweeps of block descent between two extrapolations."""
+    curvature_floor: float = 0.1
+    """Floor on the diagonal Hessian of a separable loss, as a fraction of its maximum."""
+    patience: int = 8
+    """Extrapolations without a smaller gap at which a round gives up."""
+    refine_from: float = 1e-3
+    """Relative gap below which the rounding of float32 features is corrected."""
+    exact_from: float = 1e-6
+    """Relative gap below which the state is computed anew in float64 at each round."""
+    float32_until: float = 1e-4
+    """Relative gap above which accelerated rounds have float32 features."""
+    accelerated_iterations: int = 300
+    """Iterations of an accelerated round, at most."""

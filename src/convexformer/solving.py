@@ -1,0 +1,176 @@
+"""The two verbs: solve a problem, certify a point of it."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import torch
+from sklearn.exceptions import ConvergenceWarning
+from torch import Tensor, nn
+
+from convexformer.certificates import Certificate, certificate, certificate_at
+from convexformer.data.tokens import check_finite
+from convexformer.networks.base import Network
+from convexformer.problem import Problem
+from convexformer.progress import GapBar
+from convexformer.registry import ZeroSolutionWarning, warn
+from convexformer.solution import Solution
+from convexformer.solvers.checkpoint import Checkpoint
+from convexformer.solvers.monitor import Callback, is_true
+from convexformer.solvers.run import Result, check_limits, minimise, pick
+from convexformer.solvers.status import Status
+from convexformer.weights import Weights
+
+
+def solve(
+    problem: Problem,
+    tolerance: float = 1e-4,
+    solver: str = "auto",
+    max_iter: int | None = None,
+    max_time: float | None = None,
+    warm_start: Any = None,
+    callback: Callback | None = None,
+    progress: bool = False,
+    checkpoint: str | os.PathLike[str] | None = None,
+) -> Solution:
+    """Solve a problem to a relative duality gap of ``tolerance`` and certify the answer.
+
+    Parameters
+    ----------
+    problem : Problem
+        What to solve.
+    tolerance : float
+        The relative duality gap at which to stop.
+    solver : str
+        ``"auto"``, or a name of ``convexformer.solvers.SOLVERS``; ``convexformer.solvers.explain(problem)`` says which
+        one auto takes and why.
+    max_iter, max_time : optional
+        Iterations and seconds at which to stop at the latest.
+    warm_start : Solution, network of the same head, Weights or Tensor, optional
+        Where to start.
+    callback : callable, optional
+        ``callback(record, weights)`` is called at every gap check and stops the solve by returning True.
+    progress : bool
+        Whether to show a progress bar.
+    checkpoint : path, optional
+        A file that keeps the best point so far; a solve that finds it there goes on from it.
+
+    Ctrl-C returns the best point so far, certified, with a warning.
+    """
+    limits = check_limits(tolerance, max_iter, max_time)
+    objective = problem.objective
+    pick(solver, objective)  # a solver that does not serve is an error before anything else
+    _warn_of_zero(problem)
+    start = None if warm_start is None else _start(problem, warm_start)
+    result = minimise(
+        objective,
+        limits,
+        solver=solver,
+        start=start,
+        callback=None if callback is None else lambda record, weights: is_true(callback(record, weights)),
+        bar=GapBar(f"{problem.head.name}, beta {problem.beta:.3g}", tolerance) if progress else None,
+        checkpoint=None if checkpoint is None else Checkpoint(checkpoint, problem.fingerprint(), objective),
+    )
+    _warn_of_gap(result, limits.tolerance)
+    return Solution(
+        weights=result.weights,
+        head=problem.head,
+        layout=problem.layout,
+        loss=problem.loss,
+        beta=problem.beta,
+        certificate=result.certificate,
+        status=result.status,
+        history=result.history,
+        n_iter=result.n_iter,
+        seconds=result.seconds,
+        solver=result.solver,
+    )
+
+
+def certify(thing: Any, problem: Problem) -> Certificate:
+    """Certify a solution, weights, or any network of the problem's head, however it was trained.
+
+    For a network the primal is its own objective, ``loss + beta * decay()``; the dual comes from its outputs. A solution of
+    another head, other gates or other sizes is refused.
+    """
+    if isinstance(thing, nn.Module):
+        return _certify_network(thing, problem)
+    weights = thing if isinstance(thing, Weights) else getattr(thing, "weights", None)
+    if isinstance(weights, Weights):
+        weights.check_compatible(problem.identity())
+        return certificate(problem.objective, weights)
+    raise TypeError(
+        f"cannot certify a {type(thing).__name__}; expected a Solution, Weights, or a network from convexformer.networks."
+    )
+
+
+def lift(network: Network, problem: Problem | None = None) -> Weights:
+    """Return the point of the convex program that a network maps to: same outputs, no larger objective.
+
+    With ``problem`` the network is checked to belong to it, and the point is one of that problem's program.
+    """
+    if not isinstance(network, Network):
+        raise TypeError(f"cannot lift a {type(network).__name__}; expected a network from convexformer.networks.")
+    return network.lift() if problem is None else problem.head.lift(network, problem.layout)
+
+
+def _certify_network(network: nn.Module, problem: Problem) -> Certificate:
+    # the lift checks that this network belongs to the problem; outputs then agree by construction
+    lifted = problem.head.lift(network, problem.layout)
+    assert isinstance(network, Network)  # lift() has refused anything else
+    objective = problem.objective.reference()
+    weights = lifted.to(device=objective.targets.device, dtype=torch.float64)
+    # decay() is never below the gauge of the lift, except by the rounding that w1 in the simplex is granted
+    penalty = max(float(network.decay().detach()), float(objective.penalty.value(weights.Z)))
+    return certificate_at(objective, weights, penalty)
+
+
+def _start(problem: Problem, warm_start: Any) -> Weights:
+    """Turn whatever the user has into weights of this problem."""
+    if isinstance(warm_start, Solution):
+        warm_start = warm_start.weights
+    elif isinstance(warm_start, nn.Module):
+        warm_start = problem.head.lift(warm_start, problem.layout)
+    elif isinstance(warm_start, Tensor):
+        warm_start = Weights(warm_start)
+    if not isinstance(warm_start, Weights):
+        raise TypeError(
+            f"warm_start is a {type(warm_start).__name__}; expected a Solution, Weights, a network of the head, or Z itself."
+        )
+    warm_start.check_compatible(problem.identity())
+    like, expected = problem.objective.like, problem.objective.weight_shape
+    if warm_start.shape != expected:
+        raise ValueError(f"warm_start has weights of shape {warm_start.shape}; this problem expects {expected}.")
+    moved = warm_start.to(device=like.device, dtype=like.dtype)
+    for tensor in moved.tensors().values():
+        check_finite(tensor, "warm_start")
+    return moved
+
+
+def _warn_of_zero(problem: Problem) -> None:
+    if not problem.penalty.sparse or problem.beta <= problem.beta_max * (1 + 1e-9):
+        return
+    if problem.beta_max > 0:
+        message = (
+            f"beta={problem.beta:.4g} is above beta_max, about {problem.beta_max:.4g}, so every weight is zero. "
+            "Use a smaller beta, for example beta_ratio=0.1."
+        )
+    else:
+        message = (
+            "beta_max is zero: the tokens say nothing about the targets, and every weight is zero at any beta. "
+            "Look for constant tokens or targets."
+        )
+    warn(message, ZeroSolutionWarning)
+
+
+def _warn_of_gap(result: Result, tolerance: float) -> None:
+    """Warn where the tolerance was not met; a callback that stops the solve needs no warning, Ctrl-C does."""
+    if result.status is Status.CONVERGED or (result.status is Status.INTERRUPTED and result.asked):
+        return
+    reason = f"; {result.certificate.reason}" if result.certificate.reason else ""
+    warn(
+        f"{result.status} (after {result.n_iter} iterations the relative gap is {result.certificate.relative_gap:.2e}, "
+        f"the tolerance {tolerance:.2e}{reason})",
+        ConvergenceWarning,
+    )

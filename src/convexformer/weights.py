@@ -1,0 +1,211 @@
+"""Points of a convex program: ``Z`` in one of a few forms, and the intercept.
+
+A form is :class:`Dense`, :class:`~convexformer.operators.LowRank` factors, or :class:`GroupSparse`; all of them know their
+``shape``, ``dtype``, ``device`` and ``nbytes``, and have ``dense()``, ``to()``, ``tensors()`` and ``operand()``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TypeAlias, final
+
+import torch
+from torch import Tensor
+
+from convexformer.operators import BilinearOperator, LowRank, Operator
+
+Operand: TypeAlias = Tensor | LowRank
+"""What operators and penalties work on."""
+Identity: TypeAlias = Mapping[str, object]
+"""What the meaning of weights depends on, by name: the head's options and the sizes of the problem."""
+
+
+@final
+@dataclass(frozen=True)
+class Dense:
+    """``Z`` as one tensor."""
+
+    tensor: Tensor
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of ``Z``."""
+        return tuple(self.tensor.shape)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of the numbers."""
+        return self.tensor.dtype
+
+    @property
+    def device(self) -> torch.device:
+        """The device of the numbers."""
+        return self.tensor.device
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held."""
+        return self.tensor.nbytes
+
+    def dense(self) -> Tensor:
+        """Return the tensor."""
+        return self.tensor
+
+    def operand(self) -> Tensor:
+        """Return the tensor."""
+        return self.tensor
+
+    def to(self, *, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> Dense:
+        """Move to another device or dtype."""
+        return Dense(self.tensor.to(device=device, dtype=dtype))
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return all numbers by name, for a file."""
+        return {"Z": self.tensor}
+
+
+@final
+@dataclass(frozen=True)
+class GroupSparse:
+    """The nonzero groups of ``Z: (..., d, c)``, a group being the ``d`` numbers of one token and one output."""
+
+    rows: Tensor
+    """``(k, d)``, the groups that are not zero."""
+    index: Tensor
+    """``(k,)``, their places among all groups."""
+    shape: tuple[int, ...]
+
+    @classmethod
+    def of(cls, Z: Tensor) -> GroupSparse:
+        """Pack a tensor; :meth:`dense` gives the same numbers, bit by bit."""
+        groups = Z.movedim(-2, -1).reshape(-1, Z.shape[-2])
+        index = groups.ne(0).any(1).nonzero().squeeze(1)
+        return cls(groups[index].contiguous(), index, tuple(Z.shape))
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of the numbers."""
+        return self.rows.dtype
+
+    @property
+    def device(self) -> torch.device:
+        """The device of the numbers."""
+        return self.rows.device
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held."""
+        return self.rows.nbytes + self.index.nbytes
+
+    def dense(self) -> Tensor:
+        """Return the whole tensor."""
+        *outer, d, c = self.shape
+        groups = self.rows.new_zeros((math.prod(outer) * c, d))
+        groups[self.index] = self.rows
+        return groups.reshape(*outer, c, d).movedim(-1, -2).contiguous()
+
+    def operand(self) -> Tensor:
+        """Return the whole tensor."""
+        return self.dense()
+
+    def to(self, *, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> GroupSparse:
+        """Move to another device or dtype."""
+        return GroupSparse(self.rows.to(device=device, dtype=dtype), self.index.to(device=device), self.shape)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return all numbers by name, for a file."""
+        return {"rows": self.rows, "index": self.index}
+
+
+Form: TypeAlias = Dense | LowRank | GroupSparse
+
+
+def form_of(Z: Tensor | Form) -> Form:
+    """Return a form as it is, and a tensor as :class:`Dense`."""
+    return Dense(Z) if isinstance(Z, Tensor) else Z
+
+
+@final
+@dataclass(frozen=True, init=False)
+class Weights:
+    """A point of the convex program: ``Z`` and, where the problem has one, the intercept ``(c,)``."""
+
+    form: Form
+    intercept: Tensor | None
+    origin: Identity | None = field(repr=False, compare=False)
+    """What a solution's weights belong to; None for weights made by hand or lifted from a network."""
+
+    def __init__(self, Z: Tensor | Form, intercept: Tensor | None = None, origin: Identity | None = None) -> None:
+        object.__setattr__(self, "form", form_of(Z))
+        object.__setattr__(self, "intercept", intercept)
+        object.__setattr__(self, "origin", origin)
+
+    @property
+    def Z(self) -> Operand:
+        """``Z`` as operators take it: a tensor, or low-rank factors."""
+        return self.form.operand()
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of ``Z``."""
+        return self.form.shape
+
+    def dense(self) -> Tensor:
+        """``Z`` as one tensor."""
+        return self.form.dense()
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return all numbers by name, for a file."""
+        own = self.form.tensors()
+        return own if self.intercept is None else {**own, "intercept": self.intercept}
+
+    @classmethod
+    def of_tensors(cls, tensors: Mapping[str, Tensor], shape: tuple[int, ...]) -> Weights:
+        """Undo :meth:`tensors`; ``shape`` is that of a dense ``Z``."""
+        form: Form
+        if "Z" in tensors:
+            form = Dense(tensors["Z"])
+        elif "rows" in tensors:
+            form = GroupSparse(tensors["rows"], tensors["index"], tuple(shape))
+        else:
+            form = LowRank(tensors["U"], tensors["V"], tensors["block"], tuple(shape))
+        return cls(form, tensors.get("intercept"))
+
+    def to(self, *, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> Weights:
+        """Move to another device or dtype."""
+        b = None if self.intercept is None else self.intercept.to(device=device, dtype=dtype)
+        return Weights(self.form.to(device=device, dtype=dtype), b, self.origin)
+
+    def incompatibility(self, identity: Identity) -> str:
+        """Say why these weights mean something else in a problem of that identity; empty where nothing is known.
+
+        Equal shapes are not enough: gates, mixing or pooling may differ.
+        """
+        if self.origin is None:
+            return ""
+        for name in dict.fromkeys([*self.origin, *identity]):
+            own, other = self.origin.get(name), identity.get(name)
+            if own != other:
+                hashed = any(str(value).startswith("fingerprint") for value in (own, other))
+                what = f"its {name} are others" if hashed else f"its {name} is {own!r}, not {other!r}"
+                return (
+                    f"these weights are a solution of another problem, with a {self.origin.get('head')} head: {what}. Build "
+                    "the problem with the solution's own head (solution.head) and tokens of the same sizes, or solve this "
+                    "problem anew."
+                )
+        return ""
+
+    def check_compatible(self, identity: Identity) -> None:
+        """Raise with :meth:`incompatibility` where there is one."""
+        if reason := self.incompatibility(identity):
+            raise ValueError(reason)
+
+
+def apply_weights(operator: Operator, Z: Operand) -> Tensor:
+    """``A Z``; low-rank weights are made dense where the operator knows tensors only."""
+    if isinstance(Z, LowRank) and not isinstance(operator, BilinearOperator):
+        return operator.apply(Z.dense())
+    return operator.apply(Z)
+
