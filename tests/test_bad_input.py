@@ -210,7 +210,7 @@ CASES = {
     "working sets without slices": (
         lambda: cf.solve(build("mlp")(), solver="working_set"),
         ValueError,
-        ["solver='working_set'", "sum over token slices", "NuclearNorm() is not", "solver='auto'"],
+        ["solver='working_set'", "each token position or each gate", "solver='auto'"],
     ),
     # ------------------------------------------------------------------ using a solution
     "predict, other width": (predict(np.ones((2, S, 5))), ValueError, ["d=5", "fitted with d=2", "embedding"]),

@@ -213,9 +213,10 @@ class Objective:
 
     def to(self, *, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> Objective:
         """Return the same objective on another device or in another dtype; targets stay in float64."""
+        source = self.reference() if dtype == torch.float64 else self
         moved = replace(
-            self,
-            operator=self.operator.to(device=device, dtype=dtype),
+            source,
+            operator=source.operator.to(device=device, dtype=dtype),
             targets=self.targets.to(device=device),
             sample_weight=self.sample_weight.to(device=device),
         )

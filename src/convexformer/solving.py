@@ -159,7 +159,7 @@ def _warn_of_zero(problem: Problem) -> None:
     else:
         message = (
             "beta_max is zero: the tokens say nothing about the targets, and every weight is zero at any beta. "
-            "Look for constant tokens or targets."
+            "Look for constant tokens or targets, and in float32 for tokens whose mean is far larger than their spread."
         )
     warn(message, ZeroSolutionWarning)
 

@@ -205,7 +205,7 @@ class Weights:
 
 def apply_weights(operator: Operator, Z: Operand) -> Tensor:
     """``A Z``; low-rank weights are made dense where the operator knows tensors only."""
-    if isinstance(Z, LowRank) and not isinstance(operator, BilinearOperator):
-        return operator.apply(Z.dense())
-    return operator.apply(Z)
+    if isinstance(operator, BilinearOperator):
+        return operator.apply(Z)
+    return operator.apply(Z.dense() if isinstance(Z, LowRank) else Z)
 

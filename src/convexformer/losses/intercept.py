@@ -18,6 +18,7 @@ PLAIN_STEPS = 6  # Newton steps before a root is bracketed
 MANY_OUTPUTS = 32  # beyond this the Hessian of the intercept is used through products only
 CG_STEPS, CG_TOLERANCE = 50, 1e-10
 SUFFICIENT_DECREASE = 1e-4  # least decrease of the value for a step, as a fraction of the predicted one
+VALUE_NOISE = 1e-8  # relative increase of the value that may be rounding where the slope has halved
 TINY = 1e-300
 
 
@@ -116,7 +117,7 @@ def trust_region_newton(
             there = float(value(b + step))
             evaluations += 1
             gain = here - there
-            halved = bool(g_there.abs().max() <= 0.5 * g.abs().max()) and gain >= -64 * eps * abs(here)
+            halved = bool(g_there.abs().max() <= 0.5 * g.abs().max()) and gain >= -VALUE_NOISE * abs(here)
             taken = halved or gain > SUFFICIENT_DECREASE * predicted
             if not halved and not gain > 0.25 * predicted:
                 radius = 0.25 * min(radius, length)

@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterator
 from typing import ClassVar, Generic, Protocol, TypeVar, final
 from weakref import WeakKeyDictionary
 
+from torch import Tensor
+
 from convexformer.objective import Evaluation, Objective
 from convexformer.operators import Operator
 from convexformer.solvers.monitor import Monitor
@@ -75,8 +77,13 @@ class Workspace(Generic[T]):
     def get(self, operator: Operator, make: Callable[[], T], *depends_on: object) -> T:
         """Return what was made for this operator and these very objects, or make it."""
         found = self._kept.get(operator)
-        if found is not None and all(a is b or a == b for a, b in zip(found[0], depends_on, strict=True)):
+        if found is not None and all(map(_same, found[0], depends_on)):
             return found[1]
         made = make()
         self._kept[operator] = (depends_on, made)
         return made
+
+
+def _same(a: object, b: object) -> bool:
+    """Tell whether two things are the same object, or equal plain values; tensors are not compared by their numbers."""
+    return a is b or (not isinstance(a, Tensor) and a == b)
