@@ -9,13 +9,14 @@ real tokens when targets are per token. Weights and sums over rows belong to the
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from convexformer.losses.hessian import Hessian
-from convexformer.losses.intercept import trust_region_newton
+from convexformer.losses.intercept import MANY_OUTPUTS, trust_region_newton
 from convexformer.registry import Registry
 from convexformer.rows import LOCAL, Rows
 
@@ -95,12 +96,19 @@ class Loss(ABC):
 
         def slope(b: Tensor) -> tuple[Tensor, Tensor]:
             U = self.gradient(F + b, Y)
-            return rows.weighted(w, U), rows.weighted(w, U.abs())
+            return rows.weighted(w, U), rows.weighted(w, U.abs()).sum()
 
-        def product(b: Tensor, d: Tensor) -> Tensor:
-            return rows.weighted(w, self.hessian_product(F + b, Y, d.expand_as(F)))
+        def hessian(b: Tensor) -> Tensor | Callable[[Tensor], Tensor]:
+            X = F + b
 
-        return trust_region_newton(value, slope, product, start)
+            def product(d: Tensor) -> Tensor:
+                return rows.weighted(w, self.hessian_product(X, Y, d.expand_as(F)))
+
+            if len(b) > MANY_OUTPUTS:
+                return product
+            return torch.stack([product(e) for e in torch.eye(len(b), dtype=b.dtype, device=b.device)])
+
+        return trust_region_newton(value, slope, hessian, start, lambda: rows.bound(F) + rows.bound(Y))
 
     def intercept_step(self, F: Tensor, Y: Tensor, w: Tensor, slope: Tensor, rows: Rows = LOCAL) -> Tensor:
         """``(c,)`` a step, best Newton's, for an intercept at outputs ``F`` with this ``slope: (c,)``."""
