@@ -10,7 +10,7 @@ from typing import final
 import torch
 from torch import Tensor
 
-from convexformer.losses.intercept import MANY_OUTPUTS, trust_region_newton
+from convexformer.losses.intercept import trust_region_newton
 from convexformer.rows import LOCAL, Rows
 
 MANY_CLASSES = {"cpu": 256, "cuda": 1024}  # beyond this the Hessian of the intercept is used through products only
@@ -103,7 +103,7 @@ class SoftmaxIntercept:
 
     def _hessian(self, b: Tensor) -> Tensor | Callable[[Tensor], Tensor]:
         """Return the Hessian at the point of the last slope, with a curvature along constant shifts, which it has not."""
-        if len(b) <= MANY_OUTPUTS:
+        if len(b) <= many_classes(b):
             H = hessian_matrix(self._gram())
             return H + H.diagonal().mean()
         Q, w, rows = self.Q.clone(), self.w, self.rows
