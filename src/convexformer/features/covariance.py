@@ -1,0 +1,103 @@
+"""Second-order features: a function of each sample's token covariance."""
+
+from __future__ import annotations
+
+import math
+import numbers
+from typing import final
+
+import torch
+from torch import Tensor
+
+from convexformer.data.tokens import TokenDataset
+from convexformer.features.base import FEATURES, TokenFeature
+from convexformer.registry import one_of
+
+KINDS = ("sqrt", "log", "raw")
+
+
+@final
+class CovariancePooling(TokenFeature):
+    """The upper triangle of ``h(C + eps I)``, ``C: (q, q)`` the covariance of a sample's real tokens about their mean.
+
+    ``kind``: ``h`` is the matrix square root (Li et al. 2017, "Is second-order information helpful for large-scale visual
+    recognition?"; the Bures geometry), the matrix logarithm (Arsigny et al. 2007), or nothing. ``eps`` is ``shrinkage``
+    times the mean of the diagonal of ``C``. Tokens of more than ``max_channels`` channels are first projected on so many
+    principal channels of the training tokens. Off-diagonal entries count ``sqrt(2)``, so that the inner product of two
+    features is that of the matrices.
+    """
+
+    mean: Tensor  # (d,)
+    basis: Tensor  # (d, q)
+
+    def __init__(self, kind: str = "sqrt", shrinkage: float = 1e-3, max_channels: int = 128) -> None:
+        super().__init__()
+        self.kind = kind
+        self.shrinkage = shrinkage
+        self.max_channels = max_channels
+
+    def learn(self, tokens: TokenDataset) -> None:
+        """Learn the principal channels, where there are more than ``max_channels``."""
+        one_of("kind", self.kind, KINDS)
+        if not isinstance(self.shrinkage, numbers.Real) or not (math.isfinite(self.shrinkage) and self.shrinkage > 0):
+            raise ValueError(f"shrinkage={self.shrinkage} was given; expected a positive fraction such as 1e-3.")
+        if not isinstance(self.max_channels, numbers.Integral) or self.max_channels < 1:
+            raise ValueError(f"max_channels={self.max_channels} was given; expected a positive whole number.")
+        if tokens.width > self.max_channels:
+            mean, _ = tokens.moments()
+            real = tokens.real_tokens - mean
+            _, vectors = torch.linalg.eigh(real.T @ real)  # rising
+            self.register_buffer("mean", mean)
+            self.register_buffer("basis", vectors[:, -int(self.max_channels) :].contiguous())
+
+    def compute(self, tokens: TokenDataset) -> Tensor:
+        """``(n, q (q + 1) / 2)``."""
+        X = tokens.X
+        basis = getattr(self, "basis", None)
+        if basis is not None:
+            X = (X - self.mean.to(X)) @ basis.to(X)
+        lengths = tokens.lengths[:, None, None]
+        if tokens.mask is not None:
+            X = X * tokens.mask[..., None]
+        X = X - X.sum(1, keepdim=True) / lengths
+        if tokens.mask is not None:
+            X = X * tokens.mask[..., None]
+        return _triangle(self._function(X / lengths.sqrt()))
+
+    def _function(self, X: Tensor) -> Tensor:
+        """``h(X^T X + eps I)`` through the eigenvectors of the smaller of ``X^T X`` and ``X X^T``, for ``X: (n, s, q)``."""
+        s, q = X.shape[1:]
+        eps = (float(self.shrinkage) / q) * X.square().sum((1, 2))[:, None]  # (n, 1)
+        eps = eps.clamp_min(torch.finfo(X.dtype).tiny ** 0.25)
+        if self.kind == "raw":
+            C = X.mT @ X
+            C.diagonal(dim1=1, dim2=2).add_(eps)
+            return C
+        values, Q = torch.linalg.eigh(X @ X.mT if s < q else X.mT @ X)
+        values = values.clamp_min(0)
+        directions = X.mT @ Q if s < q else Q * values.sqrt()[:, None]  # (n, q, m), of lengths sqrt(values)
+        if self.kind == "sqrt":
+            slope, floor = 1 / ((values + eps).sqrt() + eps.sqrt()), eps.sqrt()  # (h(l + eps) - h(eps)) / l
+        else:
+            ratio = values / eps
+            slope = torch.where(ratio > 0, torch.log1p(ratio) / ratio, torch.ones_like(ratio)) / eps
+            floor = eps.log()
+        H = (directions * slope[:, None]) @ directions.mT
+        H.diagonal(dim1=1, dim2=2).add_(floor)
+        return H
+
+    def sample_size(self, n_tokens: int, width: int) -> int:
+        """A few matrices."""
+        q = min(width, int(self.max_channels))
+        return 3 * q * q + 2 * n_tokens * (q + min(n_tokens, q))
+
+
+def _triangle(H: Tensor) -> Tensor:
+    """``(n, q (q + 1) / 2)`` the upper triangle, off-diagonal entries times ``sqrt(2)``."""
+    q = H.shape[1]
+    i, j = torch.triu_indices(q, q, device=H.device)
+    weight = torch.where(i == j, 1.0, math.sqrt(2.0)).to(H)
+    return H.flatten(1)[:, i * q + j] * weight
+
+
+FEATURES.register("CovariancePooling", CovariancePooling)
