@@ -9,17 +9,20 @@ import math
 import numbers
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import final
+from typing import TYPE_CHECKING, final
 
 import torch
 from torch import Tensor
 
 from convexformer.gauges import Penalty
 from convexformer.losses import Loss
-from convexformer.operators import BilinearOperator, FactoredView, ImplicitMatrix, LowRank, Operator
+from convexformer.operators import BilinearOperator, FactoredView, LowRank, Operator
 from convexformer.operators.bilinear import frobenius_norm
 from convexformer.rows import LOCAL, Rows
 from convexformer.weights import Operand, Weights, apply_weights
+
+if TYPE_CHECKING:
+    from convexformer.operators.base import DualMatrix
 
 
 @final
@@ -112,8 +115,8 @@ class Objective:
         """``A^T V`` over all rows."""
         return self.rows.total(self.operator.adjoint(V))
 
-    def dual_matrix(self, V: Tensor) -> Tensor | ImplicitMatrix:
-        """``-A^T V`` over all rows, as a tensor or as a linear map."""
+    def dual_matrix(self, V: Tensor) -> DualMatrix:
+        """``-A^T V`` over all rows: a tensor, a linear map, or points of a Hilbert space."""
         return self.operator.dual_matrix(V, self.rows)
 
     def factor_gradients(self, V: Tensor, Z: LowRank) -> tuple[Tensor, Tensor]:
@@ -209,7 +212,8 @@ class Objective:
         if self.derived.exact is None:
             return replace(self, operator=self.operator.to(dtype=torch.float64))
         made = self.derived.exact()  # not kept: it may be most of a GPU's memory
-        return replace(made, loss=self.loss, penalty=self.penalty, beta=self.beta, intercept=self.intercept)
+        penalty = made.penalty if self.penalty.of_data else self.penalty
+        return replace(made, loss=self.loss, penalty=penalty, beta=self.beta, intercept=self.intercept)
 
     def to(self, *, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> Objective:
         """Return the same objective on another device or in another dtype; targets stay in float64."""

@@ -82,6 +82,7 @@ class Problem:
                 f"the {head.name} head mixes tokens by position, so a mask has no meaning for it. Pass samples of "
                 "equal length without mask, or choose a head that pools over real tokens, such as 'self_attention' or 'mlp'."
             )
+        head = head.fitted(tokens)
         if intercept:
             chosen.check_intercept(targets.Y, targets.w)
 

@@ -10,6 +10,7 @@ from torch import Tensor
 from convexformer.certificates import Certificate
 from convexformer.data import TokenDataset
 from convexformer.heads.base import Head, Layout
+from convexformer.heads.combined import Sum
 from convexformer.losses import Loss
 from convexformer.networks.base import Network
 from convexformer.solvers.status import Record, Status
@@ -72,6 +73,13 @@ class Solution:
     def dense(self) -> Tensor:
         """Return ``Z`` as one tensor; its axes are those of the head (``(s, d, c)`` for attention)."""
         return self.weights.dense()
+
+    @property
+    def block_norms(self) -> dict[str, float]:
+        """The penalty of each part of a sum, by its description: how much of each head the program uses."""
+        if not isinstance(self.head, Sum):
+            raise AttributeError(f"the {self.head.name} head has no blocks; heads.Sum has.")
+        return self.head.block_norms(self.weights, self.layout)
 
     def token_norms(self) -> Tensor | None:
         """``(s,)`` the weight of each token position; None for heads without weights of their own for positions."""

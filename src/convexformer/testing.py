@@ -170,7 +170,7 @@ def check_penalty(penalty: Penalty, shape: tuple[int, ...], seed: int = 0) -> No
             _require(own == 0 or not penalty.indicator_conjugate, f"the conjugate is {own}, and it is said to be zero")
             bound = beta * penalty.value(Z) + own
             _at_most("<M, Z> against beta g(Z) + (beta g)*(M)", _inner(N, Z), bound, 1e-10 * (1 + float(bound)))
-    if not isinstance(penalty, Proximal):
+    if not (penalty.proximal and isinstance(penalty, Proximal)):
         return
     _equal("prox with step 0 and Z", penalty.prox(Z, 0.0), Z, 1e-12)
     for step in (0.05, 0.5, 2.0, 50.0):
@@ -211,7 +211,7 @@ def check_gauge(gauge: Gauge, shape: tuple[int, ...], seed: int = 0) -> None:
             _equal("<M, atom(M)> and polar(M)", reached, polar.value, 1e-9 * polar.value)
         if not polar.kind.certifies:
             continue
-        nearer = [gauge.prox(matrix, 0.3)] if isinstance(gauge, Proximal) else []
+        nearer = [gauge.prox(matrix, 0.3)] if gauge.proximal and isinstance(gauge, Proximal) else []
         for point in (Z, matrix, atom, gauge.atom(W), *nearer):
             bound = polar.value * float(gauge.value(point))
             _at_most("|<M, Z>| against polar(M) g(Z)", abs(_inner(matrix, point)), bound, 1e-9 * (1 + bound))
@@ -241,7 +241,8 @@ def check_head(
     Z = draw(problem.operator.weight_shape)
     b = draw((problem.layout.n_outputs,)) if intercept else None
     solution = solve(problem, tolerance=1e-7)
-    sparse = problem.penalty.prox(Z, 1.0) if isinstance(problem.penalty, Proximal) else 0.5 * Z
+    has_prox = problem.penalty.proximal and isinstance(problem.penalty, Proximal)
+    sparse = problem.penalty.prox(Z, 1.0) if has_prox else 0.5 * Z
     for weights in (Weights(0 * Z, b), Weights(Z, b), Weights(sparse, b), solution.weights):
         _check_recovery(problem, weights, X, mask)
     _equal(

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import final
+from typing import TYPE_CHECKING, final
 
 import torch
 from scipy.optimize import minimize_scalar
@@ -23,6 +23,9 @@ from convexformer.gauges import Polar
 from convexformer.objective import Evaluation, Objective
 from convexformer.operators import ImplicitMatrix, LowRank
 from convexformer.weights import Operand, Weights
+
+if TYPE_CHECKING:
+    from convexformer.operators.base import DualMatrix
 
 CONTRADICTION = 1e-6
 """``<V, A Z>`` and ``<A^T V, Z>`` may differ by this fraction of ``|V| |A Z| + |A^T V| |Z|`` before they contradict."""
@@ -38,7 +41,7 @@ class DualPoint:
     value: float
     scale: float
     polar: Polar
-    M: Tensor | ImplicitMatrix
+    M: DualMatrix
 
 
 def dual_point(objective: Objective, at: Evaluation, *, quick: bool = False) -> DualPoint:
@@ -55,7 +58,7 @@ def dual_point(objective: Objective, at: Evaluation, *, quick: bool = False) -> 
 
 
 def dual_value(
-    objective: Objective, at: Evaluation, limit: float, M: Tensor | ImplicitMatrix | None = None
+    objective: Objective, at: Evaluation, limit: float, M: DualMatrix | None = None
 ) -> tuple[float, float]:
     """Return the dual value at the best scale of ``V`` up to ``limit``, and that scale.
 
@@ -128,7 +131,7 @@ def certificate_at(objective: Objective, weights: Weights, penalty: float) -> Ce
     return Certificate(primal, min(dual, primal), kind, point.polar.confidence, residuals)
 
 
-def _contradicts(objective: Objective, at: Evaluation, M: Tensor | ImplicitMatrix, outputs: Tensor, Z: Operand) -> bool:
+def _contradicts(objective: Objective, at: Evaluation, M: DualMatrix, outputs: Tensor, Z: Operand) -> bool:
     """Tell whether the adjoint is not that of the operator, by the one test that this point offers."""
     rows, V = objective.rows, at.V
     there, size = float(rows.dot(V, outputs)), float((rows.dot(V, V) * rows.dot(outputs, outputs)).sqrt())
@@ -138,16 +141,17 @@ def _contradicts(objective: Objective, at: Evaluation, M: Tensor | ImplicitMatri
     return math.isfinite(back) and abs(there + back) > CONTRADICTION * (size + other)
 
 
-def _inner(M: Tensor | ImplicitMatrix, Z: Operand) -> tuple[float, float]:
+def _inner(M: DualMatrix, Z: Operand) -> tuple[float, float]:
     """``<M, Z>``, and the size of the terms that it is a sum of."""
     if isinstance(M, Tensor):
         dense = Z.dense() if isinstance(Z, LowRank) else Z
         terms = M * dense
-    elif isinstance(Z, LowRank):
+    elif isinstance(M, ImplicitMatrix) and isinstance(Z, LowRank):
         products = [(M.matvec(Z.V[own], b) * Z.U[own]).sum(1) for b, own in Z.spans()]
         terms = torch.cat(products) if products else M.like.new_zeros(1)
     else:
-        terms = M.dense().reshape(Z.shape) * Z
+        dense = Z.dense() if isinstance(Z, LowRank) else Z
+        terms = M.dense().reshape(dense.shape) * dense
     return float(terms.sum()), float(terms.abs().sum())
 
 

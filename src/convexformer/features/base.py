@@ -32,6 +32,8 @@ class TokenFeature(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstima
     positional: ClassVar[bool] = False
     """Whether features belong to token positions, so that the number of tokens is fixed."""
 
+    _normalised: WeakTensorKeyDictionary
+    _copies: WeakTensorKeyDictionary
     center: Tensor  # (p,) the mean of the training features
     spread: Tensor  # () the root of their mean squared norm, centred; 1 where that is zero
 
@@ -147,8 +149,8 @@ class TokenFeature(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstima
     # ------------------------------------------------------------------ inside
 
     def _forget(self) -> None:
-        self._normalised: Any = WeakTensorKeyDictionary()  # of tokens, as long as they live
-        self._copies: Any = WeakTensorKeyDictionary()
+        self.__dict__["_normalised"] = WeakTensorKeyDictionary()  # of tokens, as long as they live
+        self.__dict__["_copies"] = WeakTensorKeyDictionary()
 
     def __getstate__(self) -> dict[str, Any]:
         state = dict(self.__dict__)  # copies and pickles take no features of anyone's tokens along

@@ -5,6 +5,7 @@ from convexformer.gauges.base import (
     DualMatrix,
     Factored,
     Gauge,
+    HilbertBlock,
     LinearMap,
     Norm,
     Penalty,
@@ -19,7 +20,9 @@ from convexformer.gauges.frobenius import FrobeniusNorm
 from convexformer.gauges.group import GroupNorm
 from convexformer.gauges.l1 import L1Norm
 from convexformer.gauges.nuclear import NuclearNorm
+from convexformer.gauges.representer import RepresenterNorm, RepresenterRidge
 from convexformer.gauges.ridge import Ridge
+from convexformer.gauges.scaled import ScaledPenalty
 
 __all__ = [
     "Atomic",
@@ -28,6 +31,7 @@ __all__ = [
     "FrobeniusNorm",
     "Gauge",
     "GroupNorm",
+    "HilbertBlock",
     "L1Norm",
     "LinearMap",
     "Norm",
@@ -36,7 +40,10 @@ __all__ = [
     "Polar",
     "PolarKind",
     "Proximal",
+    "RepresenterNorm",
+    "RepresenterRidge",
     "Ridge",
+    "ScaledPenalty",
     "Sliced",
     "SumPenalty",
     "WeightsLike",

@@ -79,13 +79,34 @@ class FactoredWeights(Protocol):
 
 
 WeightsLike: TypeAlias = "Tensor | FactoredWeights"
-DualMatrix: TypeAlias = "Tensor | LinearMap"
-"""``M = -A^T V``: a tensor, or a linear map where a tensor would be too large."""
 
 
-def as_tensor(matrix: Tensor | LinearMap | FactoredWeights) -> Tensor:
+class DenseDual(Protocol):
+    """A dual matrix that is more than a tensor: it knows a norm of its own, or consists of several."""
+
+    def dense(self) -> Tensor:
+        """Return it as one tensor, in the coordinates of the weights."""
+
+    def __rmul__(self, scale: float) -> DenseDual:
+        """``scale * M``."""
+
+
+DualMatrix: TypeAlias = "Tensor | LinearMap | DenseDual"
+"""``M = -A^T V``: a tensor, a linear map where a tensor would be too large, or the points of a Hilbert space."""
+
+
+def as_tensor(matrix: Tensor | LinearMap | FactoredWeights | DenseDual) -> Tensor:
     """Return the matrix as one tensor, for penalties that know tensors only."""
     return matrix if isinstance(matrix, Tensor) else matrix.dense()
+
+
+@final
+@dataclass(frozen=True)
+class HilbertBlock:
+    """What a penalty is on a block of weights: ``weight`` times a Hilbert norm, or times half its square."""
+
+    weight: float
+    squared: bool
 
 
 class Penalty(ABC):
@@ -100,6 +121,24 @@ class Penalty(ABC):
     """Whether ``(beta g)*`` is zero where it is finite, as for a gauge: the scale of a dual point then costs nothing."""
     sync_free: bool = True
     """Whether the prox works without a host sync."""
+    of_data: bool = False
+    """Whether it is made of the training data, and belongs to one operator."""
+
+    @property
+    def proximal(self) -> bool:
+        """Whether there is a prox; a sum has one where all its parts have."""
+        return isinstance(self, Proximal)
+
+    def block_values(self, Z: WeightsLike) -> Tensor:
+        """``(B,)`` what each part of a sum adds to ``g(Z)``; one number where it is no sum."""
+        return self.value(Z).double().reshape(1)
+
+    def hilbert_blocks(self) -> list[HilbertBlock] | None:
+        """Return what the penalty is on each block of the operator, where all are Hilbert norms or ridges; else None.
+
+        The norm is that in which the operator's ``represent`` is the adjoint.
+        """
+        return None
 
     @abstractmethod
     def value(self, Z: WeightsLike) -> Tensor:

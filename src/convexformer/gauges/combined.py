@@ -9,7 +9,16 @@ from typing import final
 import torch
 from torch import Tensor
 
-from convexformer.gauges.base import DualMatrix, Penalty, Polar, PolarKind, Proximal, WeightsLike, as_tensor
+from convexformer.gauges.base import (
+    DualMatrix,
+    HilbertBlock,
+    Penalty,
+    Polar,
+    PolarKind,
+    Proximal,
+    WeightsLike,
+    as_tensor,
+)
 
 # from the most to the least reliable
 TRUST = (PolarKind.EXACT, PolarKind.UPPER, PolarKind.PROBABILISTIC, PolarKind.LOWER)
@@ -27,6 +36,16 @@ class SumPenalty(Penalty):
     def sparse(self) -> bool:  # type: ignore[override]
         """True when every part is: only then is ``Z = 0`` optimal at some beta."""
         return all(part.sparse for part in self.parts)
+
+    @property
+    def of_data(self) -> bool:  # type: ignore[override]
+        """True when some part is."""
+        return any(part.of_data for part in self.parts)
+
+    @property
+    def proximal(self) -> bool:
+        """True when every part has a prox."""
+        return all(part.proximal for part in self.parts)
 
     @property
     def sync_free(self) -> bool:  # type: ignore[override]
@@ -67,7 +86,7 @@ class SumPenalty(Penalty):
 
     def max_dual_scale(self, M: DualMatrix, beta: float, *, quick: bool = False) -> tuple[float, Polar]:
         """Return the smallest limit and the largest polar, with the kind of the least trustworthy part."""
-        found = [part.max_dual_scale(piece, beta, quick=quick) for part, piece in self._split(M)]
+        found = [part.max_dual_scale(piece, beta, quick=quick) for part, piece in self._split_dual(M)]
         polars = [polar for _, polar in found]
         kind = max((polar.kind for polar in polars), key=TRUST.index)
         confidence = 1 - sum(1 - polar.confidence for polar in polars)
@@ -76,13 +95,32 @@ class SumPenalty(Penalty):
 
     def conjugate(self, M: DualMatrix, beta: float) -> float:
         """Add the conjugates."""
-        return sum(part.conjugate(piece, beta) for part, piece in self._split(M))
+        return sum(part.conjugate(piece, beta) for part, piece in self._split_dual(M))
 
     def critical_beta(self, M: DualMatrix, curvature: Callable[[], float]) -> Polar:
         """Return the largest of the parts' values."""
         return max(
-            (part.critical_beta(piece, curvature) for part, piece in self._split(M)), key=lambda polar: polar.value
+            (part.critical_beta(piece, curvature) for part, piece in self._split_dual(M)), key=lambda polar: polar.value
         )
+
+    def block_values(self, Z: WeightsLike) -> Tensor:
+        """Those of the parts, one after the other."""
+        return torch.cat([part.block_values(piece) for part, piece in self._split(Z)])
+
+    def hilbert_blocks(self) -> list[HilbertBlock] | None:
+        """Those of the parts, one after the other."""
+        found = [part.hilbert_blocks() for part in self.parts]
+        return None if any(own is None for own in found) else [block for own in found for block in own or ()]
+
+    def _split_dual(self, M: DualMatrix) -> list[tuple[Penalty, DualMatrix]]:
+        """Pair parts with their dual matrices; those of a Hilbert space stay what they are."""
+        stacked = getattr(M, "parts", None)
+        if isinstance(M, Tensor) or stacked is None:
+            return list(self._split(M))
+        return [
+            (part, own.view(shape) if isinstance(own, Tensor) else own)
+            for part, own, shape in zip(self.parts, stacked, self.shapes, strict=True)
+        ]
 
     def _split(self, Z: WeightsLike | DualMatrix) -> list[tuple[Penalty, Tensor]]:
         pieces = as_tensor(Z).split(self.sizes)

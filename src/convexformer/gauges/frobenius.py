@@ -7,7 +7,7 @@ from typing import final
 import torch
 from torch import Tensor
 
-from convexformer.gauges.base import DualMatrix, Norm, Polar, WeightsLike, as_tensor
+from convexformer.gauges.base import DualMatrix, HilbertBlock, Norm, Polar, WeightsLike, as_tensor
 from convexformer.gauges.spectral import shrinkage, unit_of
 
 
@@ -36,6 +36,10 @@ class FrobeniusNorm(Norm):
     def atom(self, M: Tensor) -> Tensor:
         """``M / ||M||_F``."""
         return M / self.value(M).clamp_min(torch.finfo(M.dtype).tiny)
+
+    def hilbert_blocks(self) -> list[HilbertBlock]:
+        """One norm."""
+        return [HilbertBlock(1.0, squared=False)]
 
     def __repr__(self) -> str:
         return "FrobeniusNorm()"

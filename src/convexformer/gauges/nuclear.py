@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import final
+from typing import cast, final
 
 import torch
 from torch import Tensor
 
-from convexformer.gauges.base import DualMatrix, Norm, Polar, WeightsLike
+from convexformer.gauges.base import DualMatrix, LinearMap, Norm, Polar, WeightsLike
 from convexformer.gauges.spectral import bound, estimate, gram, largest, shrinkage
 from convexformer.gauges.thresholding import thresholding_derivative
 
@@ -61,7 +61,7 @@ class NuclearNorm(Norm):
 
     def polar(self, M: DualMatrix) -> Polar:
         """Return the largest singular value of any slice, over ``scale``: exact for a tensor, so it may certify."""
-        found = Polar(largest(M)) if isinstance(M, Tensor) else bound(M)
+        found = Polar(largest(M)) if isinstance(M, Tensor) else bound(cast(LinearMap, M))
         return Polar(found.value / self.scale, found.kind, found.confidence)
 
     def slice_polars(self, M: Tensor) -> Tensor:
@@ -70,7 +70,7 @@ class NuclearNorm(Norm):
 
     def quick_polar(self, M: DualMatrix) -> Polar:
         """Return an estimate for steering a solver; a lower bound where the exact value would cost much."""
-        found = Polar(largest(M)) if isinstance(M, Tensor) else estimate(M)
+        found = Polar(largest(M)) if isinstance(M, Tensor) else estimate(cast(LinearMap, M))
         return Polar(found.value / self.scale, found.kind, found.confidence)
 
     def atom(self, M: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ from typing import final
 
 from torch import Tensor
 
-from convexformer.gauges.base import DualMatrix, Penalty, Polar, WeightsLike, as_tensor
+from convexformer.gauges.base import DualMatrix, HilbertBlock, Penalty, Polar, WeightsLike, as_tensor
 
 
 @final
@@ -39,6 +39,10 @@ class Ridge(Penalty):
         With a ridge ``Z = 0`` is never optimal; this is the scale that ``beta_ratio`` counts in.
         """
         return Polar(curvature())
+
+    def hilbert_blocks(self) -> list[HilbertBlock]:
+        """One ridge."""
+        return [HilbertBlock(1.0, squared=True)]
 
     def __repr__(self) -> str:
         return "Ridge()"

@@ -4,10 +4,12 @@ from convexformer.heads.attention import Attention
 from convexformer.heads.base import HEADS, Head, Layout, Program
 from convexformer.heads.channel_blocks import BlockSelfAttention, channel_blocks
 from convexformer.heads.combined import Sum
+from convexformer.heads.feature import Feature, Kernel
 from convexformer.heads.fourier import FNO, BlockFNO
 from convexformer.heads.linear import Linear
 from convexformer.heads.matrix import MLPMixer, SelfAttention
 from convexformer.heads.mlp import MLP, FNet, PoolFormer
+from convexformer.heads.portfolio import portfolio
 
 __all__ = [
     "FNO",
@@ -17,7 +19,9 @@ __all__ = [
     "BlockFNO",
     "BlockSelfAttention",
     "FNet",
+    "Feature",
     "Head",
+    "Kernel",
     "Layout",
     "Linear",
     "MLPMixer",
@@ -26,4 +30,5 @@ __all__ = [
     "SelfAttention",
     "Sum",
     "channel_blocks",
+    "portfolio",
 ]

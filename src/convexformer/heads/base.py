@@ -59,6 +59,14 @@ class Head(ABC):
     positional: ClassVar[bool]
     """Whether its weights belong to token positions, so that the number of tokens is fixed."""
 
+    def fitted(self, tokens: TokenDataset) -> Head:
+        """Return this head with all that it learns from training tokens besides its weights; most learn nothing.
+
+        A problem calls it before :meth:`program`; its head, and that of its solutions, is the fitted one. A head that is
+        fitted already returns itself.
+        """
+        return self
+
     def program(self, tokens: TokenDataset, layout: Layout) -> Program:
         """Return operator and penalty on the training tokens.
 
@@ -116,6 +124,10 @@ class Head(ABC):
                 f"Y is per token, but the {self.name} head has one output a sample. Pass targets (N,) or (N, c), "
                 "or choose a head with token outputs such as 'mlp'."
             )
+
+    def label(self) -> str:
+        """Return a few words that tell this head from others in a table."""
+        return self.name
 
     def token_norms(self, weights: Weights) -> Tensor | None:
         """``(s,)`` how much weight each token position has; None when no weights belong to one position."""

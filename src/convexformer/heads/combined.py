@@ -1,51 +1,73 @@
-"""Several heads side by side: skip connections and mixtures."""
+"""Several heads side by side: skip connections, mixtures, and the program that chooses among them."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 from typing import Any, final
 
 import torch
 from torch import Tensor, nn
 
 from convexformer.data import TokenDataset
-from convexformer.gauges import Penalty, SumPenalty
-from convexformer.heads.base import HEADS, Head, Layout, resolve_head
+from convexformer.gauges import Penalty, ScaledPenalty, SumPenalty
+from convexformer.heads.base import HEADS, Head, Layout, Program, resolve_head
+from convexformer.heads.feature import Feature, Kernel
 from convexformer.heads.gating import mismatch
 from convexformer.networks import Network, SumNetwork
 from convexformer.networks.combined import side_by_side
 from convexformer.operators import Operator, SumOperator
 from convexformer.weights import Weights
 
+PROBES = 8  # random targets whose beta_max the learned weights make equal
+
 
 @final
 @dataclass(frozen=True, eq=False)
 class Sum(Head):
-    """Outputs added, gauges added: ``min sum_i L(sum_k A_k(Z_k), y_i) + beta sum_k g_k(Z_k)``. Convex, and certified.
+    """Outputs added, gauges added: ``min sum_i L(sum_k A_k(Z_k), y_i) + beta sum_k s_k g_k(Z_k)``. Convex, and certified.
 
-    ``heads`` are head objects or names. ``Z`` is the flattened weights of the parts, one after the other; dense, so this
-    is for heads of moderate size.
+    ``heads`` are head objects or names. ``Z`` is the flattened weights of the parts, one after the other.
+
+    ``weights="equal"``: ``s_k = 1``. ``"learned"``: which parts help, and how much, is part of the program. With unsquared
+    norms ``g_k`` (``decay="frobenius"``; every gauge of the papers is one) parts that do not help come out exactly zero:
+    multiple kernel learning (Bach, Lanckriet and Jordan 2004). ``s_k`` then makes the parts comparable: it is the mean
+    ``beta_max`` that the part alone has for random targets, Gaussian residuals, so that scales of features do not matter.
+    Numbers are taken as they are.
     """
 
     heads: Any = None
+    weights: Any = "equal"
 
     name = "sum"
     per_token = True
-    positional = True
 
     def __post_init__(self) -> None:
         if not isinstance(self.heads, (list, tuple)) or not self.heads:
             raise ValueError(f"heads={self.heads!r} was given; expected a list of heads: Sum(['mlp', 'fno']).")
         object.__setattr__(self, "heads", tuple(resolve_head(head) for head in self.heads))
+        if isinstance(self.weights, str):
+            if self.weights not in ("equal", "learned"):
+                raise ValueError(f"weights={self.weights!r} was given; expected 'equal', 'learned' or a number a head.")
+            return
+        numbers = tuple(float(s) for s in self.weights)
+        if len(numbers) != len(self.heads) or not all(math.isfinite(s) and s > 0 for s in numbers):
+            raise ValueError(f"weights={self.weights!r} was given; expected a positive number for each head.")
+        object.__setattr__(self, "weights", numbers)
 
     @property
     def masks(self) -> bool:  # type: ignore[override]
         """Masks make sense when they do for every part."""
         return all(head.masks for head in self.heads)
 
+    @property
+    def positional(self) -> bool:  # type: ignore[override]
+        """Positions matter where they do for some part."""
+        return any(head.positional for head in self.heads)
+
     def config(self) -> dict[str, Any]:
-        """Return the parts."""
-        return {"heads": self.heads}
+        """Return the parts and their weights."""
+        return {"heads": self.heads, "weights": self.weights}
 
     def check(self, layout: Layout) -> None:
         """Check every part."""
@@ -54,7 +76,21 @@ class Sum(Head):
 
     def traits(self, layout: Layout) -> dict[str, object]:
         """Return the identities of the parts."""
-        return {"parts": [head.identity(layout) for head in self.heads]}
+        scales = {} if self.weights == "equal" else {"weights": [f"{s:.6g}" for s in self._scales()]}
+        return {"parts": [head.identity(layout) for head in self.heads], **scales}
+
+    def fitted(self, tokens: TokenDataset) -> Sum:
+        """Fit every part, and find the weights that make them comparable."""
+        parts = tuple(head.fitted(tokens) for head in self.heads)
+        if self.weights != "learned":
+            return self if all(a is b for a, b in zip(parts, self.heads, strict=True)) else replace(self, heads=parts)
+        return Sum(parts, tuple(_random_beta_max(head, tokens) for head in parts))
+
+    def program(self, tokens: TokenDataset, layout: Layout) -> Program:
+        """Add the outputs, add the penalties."""
+        programs = [head.program(tokens, layout) for head in self.heads]
+        operators, penalties = [p.operator for p in programs], [p.penalty for p in programs]
+        return Program(SumOperator(operators), self._penalty(penalties, [op.weight_shape for op in operators]))
 
     def operator(self, tokens: TokenDataset, layout: Layout) -> Operator:
         """Add the outputs."""
@@ -62,7 +98,12 @@ class Sum(Head):
 
     def penalty(self, tokens: TokenDataset, layout: Layout) -> Penalty:
         """Add the penalties."""
-        return SumPenalty([head.penalty(tokens, layout) for head in self.heads], self._shapes(layout))
+        return self._penalty([head.penalty(tokens, layout) for head in self.heads], self._shapes(layout))
+
+    def _penalty(self, parts: list[Penalty], shapes: list[tuple[int, ...]]) -> SumPenalty:
+        if self.weights != "equal":
+            parts = [ScaledPenalty(part, s) for part, s in zip(parts, self._scales(), strict=True)]
+        return SumPenalty(parts, shapes)
 
     def recover(self, weights: Weights, layout: Layout) -> SumNetwork:
         """Recover each part; the bias is common."""
@@ -70,7 +111,7 @@ class Sum(Head):
             head.recover(Weights(piece), layout)
             for head, piece in zip(self.heads, self._split(weights.dense(), layout), strict=True)
         ]
-        return SumNetwork(parts, weights.intercept)
+        return SumNetwork(parts, weights.intercept, torch.tensor(self._scales(), dtype=torch.float64))
 
     def lift(self, network: nn.Module, layout: Layout) -> Weights:
         """Lift each part and put the results side by side; biases of the parts add to that of the sum."""
@@ -84,6 +125,22 @@ class Sum(Head):
         parts = [head.random_network(layout, n_heads, seed + k) for k, head in enumerate(self.heads)]
         return SumNetwork(parts, torch.zeros(layout.n_outputs, dtype=torch.float64) if bias else None)
 
+    def block_norms(self, weights: Weights, layout: Layout) -> dict[str, float]:
+        """Return the penalty ``s_k g_k(Z_k)`` of each part, by its description; zero where the part is not used."""
+        network = self.recover(weights, layout)
+        norms = [s * float(part.decay().detach()) for s, part in zip(self._scales(), network.networks(), strict=True)]
+        return dict(zip(self.labels(), norms, strict=True))
+
+    def labels(self) -> list[str]:
+        """Return a short, unique name of each part."""
+        names = [head.label() for head in self.heads]
+        return [name if names.count(name) == 1 else f"{name} #{k}" for k, name in enumerate(names)]
+
+    def _scales(self) -> list[float]:
+        if self.weights == "learned":
+            raise ValueError("the weights of this sum are learned from tokens: pass it to a Problem, or call fitted.")
+        return [1.0] * len(self.heads) if self.weights == "equal" else list(self.weights)
+
     def _shapes(self, layout: Layout) -> list[tuple[int, ...]]:
         """Weight shapes of the parts, from a sample of zeros: shapes never depend on the data."""
         probe = TokenDataset(torch.zeros((1, layout.n_tokens, layout.width), dtype=torch.float64))
@@ -93,6 +150,18 @@ class Sum(Head):
         shapes = self._shapes(layout)
         pieces = Z.split([torch.Size(shape).numel() for shape in shapes])
         return [piece.view(shape) for piece, shape in zip(pieces, shapes, strict=True)]
+
+
+def _random_beta_max(head: Head, tokens: TokenDataset) -> float:
+    """Return the polar of a part at Gaussian residuals of mean zero, one output, ``sqrt(N)`` long, on the average."""
+    if isinstance(head, (Feature, Kernel)) and head.decay != "nuclear":
+        return 1.0  # their features have a mean squared norm of one, which is that value
+    operator, penalty = head.program(tokens, Layout(tokens.n_tokens, tokens.width, 1))
+    draw = torch.randn((PROBES, tokens.n_samples, 1), generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    draw -= draw.mean(1, keepdim=True)
+    found = [penalty.critical_beta(operator.dual_matrix(V.to(tokens.X)), lambda: 1.0).value for V in draw]
+    size = sum(found) / len(found) / math.sqrt(tokens.n_samples)
+    return size if math.isfinite(size) and size > 0 else 1.0
 
 
 HEADS.register("sum", Sum)

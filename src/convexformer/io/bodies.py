@@ -94,12 +94,13 @@ def encode_network(network: Network, codec: Codec, name: str = "network") -> dic
         return {"type": kind, "inner": inner, "state": codec.encode_all(f"{name}.", state)}
     if isinstance(network, SumNetwork):
         parts = [encode_network(cast(Network, part), codec, f"{name}.{k}") for k, part in enumerate(network.parts)]
-        bias: dict[str, Tensor] = {} if network.bias is None else {"bias": network.bias}
-        return {"type": kind, "parts": parts, "state": codec.encode_all(f"{name}.", bias)}
+        own: dict[str, Tensor] = {} if network.bias is None else {"bias": network.bias}
+        return {"type": kind, "parts": parts, "state": codec.encode_all(f"{name}.", {**own, "scales": network.scales})}
     if kind not in NETWORKS:
         raise TypeError(f"cannot save a {kind}; expected one of {', '.join(NETWORKS)}.")
-    state = codec.encode_all(f"{name}.", network.state_dict())
-    return {"type": kind, "config": network.config(), "state": state}
+    tensors = {key: value for key, value in network.state_dict().items() if not key.startswith("feature.")}
+    config = {key: codec.encode(f"{name}.{key}", value) for key, value in network.config().items()}
+    return {"type": kind, "config": config, "state": codec.encode_all(f"{name}.", tensors)}
 
 
 def decode_network(body: dict[str, Any], codec: Codec) -> Network:
@@ -108,8 +109,10 @@ def decode_network(body: dict[str, Any], codec: Codec) -> Network:
     if body["type"] == StandardizedNetwork.__name__:
         return StandardizedNetwork(decode_network(body["inner"], codec), state["mean"], state["scale"])
     if body["type"] == SumNetwork.__name__:
-        return SumNetwork([decode_network(part, codec) for part in body["parts"]], state.get("bias"))
-    return NETWORKS[body["type"]](**state, **body["config"])
+        parts = [decode_network(part, codec) for part in body["parts"]]
+        return SumNetwork(parts, state.get("bias"), state.get("scales"))
+    config = {key: codec.decode(value) if isinstance(value, dict) else value for key, value in body["config"].items()}
+    return NETWORKS[body["type"]](**state, **config)
 
 
 # ---------------------------------------------------------------------- estimators

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from convexformer.features import FEATURES, TokenFeature
 from convexformer.heads.base import HEADS, Head
 from convexformer.losses import LOSSES, Loss
 
@@ -17,7 +18,8 @@ class Codec:
     """Encodes values as JSON that refers to ``tensors``, and decodes it again.
 
     A tensor or array is ``{"tensor": name}``, a tuple or list ``{"tuple": [...]}``, a dictionary ``{"dict": [[key,
-    value], ...]}``, a head ``{"head": {"name": ..., "config": ...}}``; numbers, text, booleans and None are themselves.
+    value], ...]}``, a head ``{"head": {"name": ..., "config": ...}}``, a map of tokens
+    ``{"feature": {"name": ..., "config": ...}}``; numbers, text, booleans and None are themselves.
     """
 
     def __init__(self, tensors: dict[str, Tensor] | None = None) -> None:
@@ -33,6 +35,9 @@ class Codec:
         if isinstance(value, dict):
             pairs = [[plain(key), self.encode(f"{name}.{i}", item)] for i, (key, item) in enumerate(value.items())]
             return {"dict": pairs}
+        if isinstance(value, TokenFeature):
+            body = self.encode_all(f"{name}.", value.config())
+            return {"feature": {"name": value.name, "config": body}}
         if isinstance(value, Head):
             return {"head": self.encode_head(name, value)}
         return plain(value)
@@ -45,6 +50,9 @@ class Codec:
             return self.tensors[value["tensor"]]
         if "tuple" in value:
             return tuple(self.decode(item) for item in value["tuple"])
+        if "feature" in value:
+            body = value["feature"]
+            return FEATURES[body["name"]].of_config(**self.decode_all(body["config"]))  # type: ignore[attr-defined]
         if "head" in value:
             return self.decode_head(value["head"])
         return {key: self.decode(item) for key, item in value["dict"]}

@@ -3,6 +3,7 @@
 from convexformer.networks.attention import AttentionNetwork
 from convexformer.networks.base import Network
 from convexformer.networks.combined import SumNetwork
+from convexformer.networks.feature import FeatureNetwork, KernelNetwork
 from convexformer.networks.fourier import FourierNetwork
 from convexformer.networks.mlp import LinearNetwork, MLPNetwork
 from convexformer.networks.selfattention import MixerNetwork, SelfAttentionNetwork
@@ -13,7 +14,9 @@ NETWORKS: dict[str, type[Network]] = {
     kind.__name__: kind
     for kind in (
         AttentionNetwork,
+        FeatureNetwork,
         FourierNetwork,
+        KernelNetwork,
         LinearNetwork,
         MLPNetwork,
         MixerNetwork,

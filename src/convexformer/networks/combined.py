@@ -13,10 +13,14 @@ from convexformer.weights import Weights
 
 @final
 class SumNetwork(TokenNetwork):
-    """``f(X) = sum_k f_k(X) + bias``, zero at masked tokens; weight decay adds up too."""
+    """``f(X) = sum_k f_k(X) + bias``, zero at masked tokens; weight decay adds up too, ``sum_k scales_k decay_k``."""
 
-    def __init__(self, parts: list[Network], bias: Tensor | None = None) -> None:
+    scales: Tensor
+
+    def __init__(self, parts: list[Network], bias: Tensor | None = None, scales: Tensor | None = None) -> None:
         super().__init__()
+        scales = torch.ones(len(parts), dtype=torch.float64) if scales is None else scales
+        self.register_buffer("scales", scales.detach().clone())
         self.parts = nn.ModuleList(parts)
         self.bias = optional(bias)
 
@@ -31,14 +35,16 @@ class SumNetwork(TokenNetwork):
         return outputs if outputs.ndim < 3 or tokens.mask is None else outputs * tokens.mask[..., None]
 
     def decay(self) -> Tensor:
-        """Add the weight decays."""
-        return torch.stack([part.decay() for part in self._networks()]).sum()
+        """Add the weight decays, each times its scale."""
+        decays = torch.stack([part.decay() for part in self.networks()])
+        return (self.scales.to(decays) * decays).sum()
 
     def lift(self) -> Weights:
         """Put the flattened lifts side by side; biases of the parts add to that of the sum."""
-        return side_by_side([part.lift() for part in self._networks()], self.bias)
+        return side_by_side([part.lift() for part in self.networks()], self.bias)
 
-    def _networks(self) -> list[Network]:
+    def networks(self) -> list[Network]:
+        """Return the parts."""
         return [cast(Network, part) for part in self.parts]
 
     def config(self) -> dict[str, Any]:

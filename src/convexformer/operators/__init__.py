@@ -1,11 +1,12 @@
 """Operators: matrix-free maps from weights to outputs, with their adjoints."""
 
-from convexformer.operators.base import Operator, TokenFeatures
+from convexformer.operators.base import Operator, RowGram, TokenFeatures
 from convexformer.operators.bilinear import BilinearOperator, FactoredView, ImplicitMatrix
 from convexformer.operators.combined import SumOperator
 from convexformer.operators.dense import DenseOperator
 from convexformer.operators.fourier import FourierOperator
 from convexformer.operators.gated import GatedOperator
+from convexformer.operators.kernel import KernelOperator, RepresenterDual, StackedDual
 from convexformer.operators.lowrank import LowRank
 from convexformer.operators.mixer import GatedMixerOperator, MixerOperator
 from convexformer.operators.selfattention import GatedSelfAttentionOperator, SelfAttentionOperator
@@ -19,10 +20,14 @@ __all__ = [
     "GatedOperator",
     "GatedSelfAttentionOperator",
     "ImplicitMatrix",
+    "KernelOperator",
     "LowRank",
     "MixerOperator",
     "Operator",
+    "RepresenterDual",
+    "RowGram",
     "SelfAttentionOperator",
+    "StackedDual",
     "SumOperator",
     "TokenFeatures",
 ]

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, final
+from typing import TYPE_CHECKING, Protocol, final, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -13,7 +14,12 @@ from torch import Tensor
 from convexformer.rows import LOCAL, Rows
 
 if TYPE_CHECKING:
+    from typing import TypeAlias
+
     from convexformer.operators.bilinear import ImplicitMatrix
+    from convexformer.operators.kernel import RepresenterDual, StackedDual
+
+    DualMatrix: TypeAlias = Tensor | ImplicitMatrix | RepresenterDual | StackedDual
 
 
 @final
@@ -25,6 +31,17 @@ class TokenFeatures:
     """``(R, s, d)``, a view."""
     gates: Tensor | None
     """``(R, g)``, zeros and ones, or None for a single gate that is always open."""
+
+
+@runtime_checkable
+class RowGram(Protocol):
+    """An operator whose rows are features of samples, the same for every output: ``(A Z)_i = Z^T phi_i``."""
+
+    def row_gram(self) -> Tensor:
+        """``(R, R)`` inner products of the features of all rows."""
+
+    def represent(self, alpha: Tensor) -> Tensor:
+        """``Z = sum_i phi_i alpha_i^T`` in the operator's weights, for ``alpha: (R, c)``."""
 
 
 class Operator(ABC):
@@ -41,7 +58,7 @@ class Operator(ABC):
     def adjoint(self, V: Tensor) -> Tensor:
         """``A^T V``, of ``weight_shape``, summed over the rows of this process; ``<V, A Z> = <A^T V, Z>``."""
 
-    def dual_matrix(self, V: Tensor, rows: Rows = LOCAL) -> Tensor | ImplicitMatrix:
+    def dual_matrix(self, V: Tensor, rows: Rows = LOCAL) -> DualMatrix:
         """``-A^T V``, summed over all ``rows``: a tensor, or a linear map where a tensor would be too large."""
         return -rows.total(self.adjoint(V))
 
@@ -51,6 +68,10 @@ class Operator(ABC):
         None where nothing is gained. For the squared loss the number of samples then leaves the cost of an iteration.
         """
         return None
+
+    def blocks(self) -> Sequence[Operator]:
+        """Return the operators whose outputs add up to this one's; itself alone where it is no sum."""
+        return (self,)
 
     def token_features(self) -> TokenFeatures | None:
         """Return the parts of an operator whose weights ``([g,] s, d, c)`` come in one slice a token; else None."""

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from convexformer.operators.base import Operator
+from convexformer.operators.kernel import RepresenterDual, StackedDual
 from convexformer.operators.lowrank import LowRank
 from convexformer.rows import LOCAL, Rows
 
@@ -205,10 +206,12 @@ class FactoredView(BilinearOperator):
         return self.dense_adjoint(D).reshape(-1, *self.weight_shape[-2:])
 
 
-def frobenius_norm(M: Tensor | ImplicitMatrix) -> float:
+def frobenius_norm(M: Tensor | ImplicitMatrix | RepresenterDual | StackedDual) -> float:
     """Return the Frobenius norm; for an implicit matrix roughly, from products with a few random vectors."""
     if isinstance(M, Tensor):
         return float(torch.linalg.vector_norm(M.double()))
+    if isinstance(M, (RepresenterDual, StackedDual)):
+        return M.norm()
     B, _, q = M.shape
     probes = torch.randn((NORM_PROBES, q), generator=torch.Generator().manual_seed(0), dtype=torch.float64).to(M.like)
     return math.sqrt(sum(float(M.matvec(probes, b).double().square().sum()) for b in range(B)) / NORM_PROBES)

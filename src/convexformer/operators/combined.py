@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import math
-from typing import final
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, final
 
 import torch
 from torch import Tensor
 
 from convexformer.operators.base import Operator
+from convexformer.operators.kernel import RepresenterDual, StackedDual
+from convexformer.rows import LOCAL, Rows
+
+if TYPE_CHECKING:
+    from convexformer.operators.base import DualMatrix
 
 
 @final
@@ -26,14 +32,40 @@ class SumOperator(Operator):
         """A tensor of the first part."""
         return self.parts[0].like
 
+    @property
+    def data_size(self) -> int:
+        """That of all parts."""
+        return sum(part.data_size for part in self.parts)
+
+    def blocks(self) -> Sequence[Operator]:
+        """The parts; of sums among them, theirs."""
+        return [block for part in self.parts for block in part.blocks()]
+
     def apply(self, Z: Tensor) -> Tensor:
-        """Add the outputs."""
-        pieces = Z.split(self.sizes)
-        return sum(part.apply(piece.view(part.weight_shape)) for part, piece in zip(self.parts, pieces, strict=True))  # type: ignore[return-value]
+        """Add the outputs of the parts that are not zero."""
+        pairs = list(zip(self.parts, Z.split(self.sizes), strict=True))
+        if not Z.is_cuda:
+            pairs = [(part, piece) for part, piece in pairs if bool(piece.any())] or pairs[:1]
+        return sum(part.apply(piece.view(part.weight_shape)) for part, piece in pairs)  # type: ignore[return-value]
 
     def adjoint(self, V: Tensor) -> Tensor:
         """Put the adjoints side by side."""
         return torch.cat([part.adjoint(V).flatten() for part in self.parts])
+
+    def dual_matrix(self, V: Tensor, rows: Rows = LOCAL) -> DualMatrix:
+        """Put the dual matrices side by side; a tensor where all are."""
+        found: list[Tensor | RepresenterDual] = []
+        for part in self.parts:
+            own = part.dual_matrix(V, rows)
+            if isinstance(own, StackedDual):
+                own = own if any(isinstance(p, RepresenterDual) for p in own.parts) else own.dense()
+            if isinstance(own, (RepresenterDual, StackedDual)):
+                found.append(own)  # type: ignore[arg-type]
+            else:
+                found.append((own if isinstance(own, Tensor) else own.dense()).flatten())
+        if all(isinstance(part, Tensor) for part in found):
+            return torch.cat([part for part in found if isinstance(part, Tensor)])
+        return StackedDual(found)
 
     def to(self, *, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> SumOperator:
         """Move every part."""

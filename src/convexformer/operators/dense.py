@@ -7,6 +7,7 @@ from typing import final
 
 import torch
 from torch import Tensor
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from convexformer.operators.base import Operator, TokenFeatures, gather_tokens, times
 
@@ -48,6 +49,14 @@ class DenseOperator(Operator):
         """``Phi^T V``: O(R p c)."""
         return times(self.features.T, V).reshape(self.weight_shape)
 
+    def row_gram(self) -> Tensor:
+        """``Phi Phi^T``."""
+        return gram_of(self.features)
+
+    def represent(self, alpha: Tensor) -> Tensor:
+        """``Phi^T alpha``."""
+        return self.adjoint(alpha)
+
     def compressed(self, Y: Tensor, w: Tensor) -> tuple[Operator, Tensor] | None:
         """The triangular factor of the weighted features, where there are more rows than columns."""
         R, p = self.features.shape
@@ -71,6 +80,18 @@ class DenseOperator(Operator):
     def to(self, *, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> DenseOperator:
         """Move the features."""
         return DenseOperator(self.features.to(device=device, dtype=dtype), self.axes, self.n_outputs, self.columns)
+
+
+def gram_of(features: Tensor) -> Tensor:
+    """``Phi Phi^T``, kept as long as the features live: a linear and a Gaussian kernel of them share it."""
+    found = _GRAMS.get(features)
+    if found is None:
+        found = features @ features.T
+        _GRAMS[features] = found
+    return found
+
+
+_GRAMS = WeakTensorKeyDictionary()
 
 
 def sparse_tokens(Z: Tensor) -> list[int] | None:

@@ -9,14 +9,17 @@ from typing import Protocol, final
 from convexformer.objective import Objective
 from convexformer.operators import BilinearOperator
 from convexformer.solvers.base import Solver
+from convexformer.solvers.block_newton import BlockNewton
 from convexformer.solvers.fista import Fista
 from convexformer.solvers.staircase import Staircase
 from convexformer.solvers.working_set import WorkingSet
 
-SOLVERS: dict[str, Solver] = {solver.name: solver for solver in (Fista(), Staircase(), WorkingSet())}
+SOLVERS: dict[str, Solver] = {solver.name: solver for solver in (Fista(), Staircase(), WorkingSet(), BlockNewton())}
 
 SELECTION = """
 penalty                operator             device  condition                            solver
+norms and ridges       features or kernels  any     no prox, or rows <= weights of one   block_newton
+                                                    output (and rows fit)
 sum over token slices  one slice a token    CPU     rows x weights > many_products       working_set
 nuclear norm           bilinear             any     weights > few_weights                staircase
 nuclear norm           any                  GPU     short side of Z > short_side         staircase
@@ -48,6 +51,8 @@ def select(objective: Objective, options: AutoOptions = AutoOptions()) -> str:  
     A = objective.operator
     serves = {name: solver.requires(objective) is None for name, solver in SOLVERS.items()}
     weights = math.prod(A.weight_shape)
+    if serves["block_newton"] and (not objective.penalty.proximal or A.output_shape[0] * A.output_shape[1] <= weights):
+        return "block_newton"
     if serves["working_set"] and not A.like.is_cuda and A.output_shape[0] * weights > options.many_products:
         return "working_set"
     if serves["staircase"]:

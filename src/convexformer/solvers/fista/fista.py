@@ -44,7 +44,7 @@ class Fista(Solver):
 
     def requires(self, objective: Objective) -> str | None:
         """A prox."""
-        if not isinstance(objective.penalty, Proximal):
+        if not objective.penalty.proximal:
             return f"needs a penalty with a prox; {objective.penalty!r} has none"
         return None
 

@@ -1,0 +1,280 @@
+"""Block norms, ridges and their sums: which blocks to use, and how much of each, as one convex program.
+
+    min_Z  F(sum_b A_b Z_b) + beta sum_b s_b |Z_b|     (and ridges beta s_b / 2 |Z_b|^2 beside them)
+
+By the representer theorem all blocks share one coefficient matrix, ``Z_b = k_b A_b^T alpha``. With
+``|z| = min_eta (|z|^2 / eta + eta) / 2`` this is ``min_eta J(eta) + beta^2 / 2 sum_b eta_b`` (Bach, Lanckriet and Jordan
+2004; Rakotomamonjy et al. 2008, SimpleMKL), where ``J(eta)`` is a ridge problem with the kernel ``sum_b k_b K_b``: a few
+unknowns outside, solved by Newton's method on ``1 / polar_b(eta) = 1 / beta``, which is nearly linear in ``eta``, and inside
+L-BFGS in the outputs with a Cholesky metric.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import final
+
+import numpy as np
+import torch
+from scipy.optimize import lsq_linear
+from torch import Tensor
+
+from convexformer.certificates import dual_value
+from convexformer.objective import Evaluation, Objective
+from convexformer.operators import LowRank
+from convexformer.solvers.base import Solver
+from convexformer.solvers.block_newton.blocks import Blocks, missing
+from convexformer.solvers.block_newton.metric import Metric, Ridge, descend
+from convexformer.solvers.block_newton.options import BlockNewtonOptions
+from convexformer.solvers.monitor import Monitor
+from convexformer.weights import Weights
+
+
+@final
+@dataclass(frozen=True)
+class _Look:
+    """What is known at a point: losses, norms and polars, all over ``s_b``."""
+
+    at: Evaluation
+    images: dict[int, Tensor]
+    """``K_b alpha`` of the blocks in use, and of those about to enter."""
+    own: np.ndarray
+    """``(B,)`` ``tr(alpha^T K_b alpha)`` of those blocks; zero for others."""
+    polars: np.ndarray
+    """``(B,)``."""
+    primal: float
+    gap: float
+    """Relative."""
+
+
+@final
+class BlockNewton(Solver):
+    """Newton's method over block weights around ridge problems in output space; forms ``N x N`` matrices."""
+
+    name = "block_newton"
+    works_on = "sums of Hilbert norms and ridges, on features or kernels of some thousand rows"
+
+    def __init__(self, options: BlockNewtonOptions = BlockNewtonOptions()) -> None:  # noqa: B008  (frozen)
+        self.options = options
+
+    def requires(self, objective: Objective) -> str | None:
+        """Hilbert norms or ridges, one feature vector a row, rows that fit."""
+        return missing(objective, self.options.max_rows)
+
+    def solve(self, objective: Objective, start: Weights, monitor: Monitor) -> None:
+        """Minimise from ``start`` until the monitor says to stop."""
+        _Run(self.options, Blocks(objective), objective, monitor).go(start)
+
+
+@final
+class _Run:
+    """One solve."""
+
+    def __init__(self, options: BlockNewtonOptions, blocks: Blocks, objective: Objective, monitor: Monitor) -> None:
+        self.options, self.blocks, self.objective, self.monitor = options, blocks, objective, monitor
+        exact = monitor.tolerance < options.single
+        self.dtype = objective.like.dtype if exact else torch.float32
+        self.ridge = blocks.ridge.numpy()
+        self.trust, self.secant = options.trust, None
+
+    # ------------------------------------------------------------------ the outer loop
+
+    def go(self, start: Weights) -> None:
+        """Begin at the start's dual point, pass through larger betas where the start is zero, and iterate."""
+        options, objective, monitor = self.options, self.objective, self.monitor
+        Z = start.Z
+        assert not isinstance(Z, LowRank)
+        at = objective.evaluate(objective.apply(Z), start=start.intercept)
+        monitor.check(Z, at)
+        if monitor.done:
+            return
+        point, eta, stages = self._begin(Z, at)
+        beta, tolerance = stages.pop(0)
+        inner, best, waited = options.inner_tolerance * tolerance, math.inf, 0
+        lowest = math.inf
+        for _ in monitor:
+            K = self.blocks.combined(eta, beta, self.dtype)
+            metric = Metric(objective, K, point.outputs)
+            point, _ = descend(
+                objective, metric, point, steps=options.inner_steps, memory=options.memory, tolerance=inner
+            )
+            look = self._look(point, eta, beta)
+            point = Ridge(point.alpha, self._b(look.at), look.at.outputs)
+            if look.gap <= tolerance and stages:
+                previous, (beta, tolerance) = beta, stages.pop(0)
+                point, eta = self._predict(point, eta, beta, previous / beta)
+                inner, best, lowest, self.secant, self.trust = (
+                    options.inner_tolerance * tolerance, math.inf, math.inf, None, options.trust,
+                )  # fmt: skip
+                continue
+            waited = 0 if look.gap < 0.9 * best else waited + 1
+            best = min(best, look.gap)
+            last = monitor.late or monitor.iteration == monitor.max_iter
+            if not stages and (look.gap <= tolerance or waited >= options.patience or last):
+                monitor.check(self.blocks.weights(point.alpha, eta, beta), look.at)
+                inner = max(inner / 10, 1e-15)  # the certificate may want more digits than the estimate
+            if last and stages:
+                stages = []
+                beta = objective.beta
+            if monitor.done:
+                return
+            if waited >= options.patience:
+                if self.dtype == objective.like.dtype:
+                    monitor.stall()
+                    return
+                self.dtype, waited = objective.like.dtype, 0
+            if look.primal > lowest * (1 + 1e-4):
+                self.trust = max(1.2, self.trust**0.6)
+            lowest = min(lowest, look.primal)
+            if self._inner_dominates(look, beta):
+                inner = max(inner / 10, 1e-15)
+            point, eta = self._newton(point, eta, look, metric, beta)
+
+    def _begin(self, Z: Tensor, at: Evaluation) -> tuple[Ridge, Tensor, list[tuple[float, float]]]:
+        """Return where to begin, and the betas to pass through with the gap to reach at each."""
+        options, blocks, objective = self.options, self.blocks, self.objective
+        beta, V = objective.beta, at.V.double()
+        polars = self._polars(V)
+        norms = blocks.norms(Z).numpy()
+        goal = (beta, self.monitor.tolerance)
+        if self.ridge.all():
+            return Ridge(-V, self._b(at), at.outputs), torch.zeros(len(polars), dtype=torch.float64), [goal]
+        top = polars[~self.ridge].max()
+        if norms.any():
+            eta = torch.from_numpy(np.where(self.ridge, 0.0, norms / np.maximum(polars, 1e-300)))
+            point = Ridge(-V, self._b(at), at.outputs)
+            return (*self._predict(point, eta, beta, max(top / beta, 1.0)), [goal])
+        first = max(beta, options.first * top)
+        count = max(0, math.ceil(math.log(first / beta) / math.log(options.stride))) if beta < first else 0
+        betas = np.geomspace(first, beta, count + 1) if count else np.array([beta])
+        stages = [(float(b), options.passing) for b in betas[:-1]] + [goal]
+        share = np.where(self.ridge, 0.0, 0.03 * (polars / top) ** 4 * max(top / first - 1, 0.0))
+        return Ridge(-V * min(1.0, first / top), self._b(at), at.outputs), torch.from_numpy(share), stages
+
+    def _predict(self, point: Ridge, eta: Tensor, beta: float, ratio: float) -> tuple[Ridge, Tensor]:
+        """Move to ``beta``, ``ratio`` times smaller than before: outputs hardly change, so coefficients shrink as weights grow."""
+        eta = eta * ratio**self.options.growth
+        return self._consistent(Ridge(point.alpha / ratio, point.b, point.outputs), eta, beta), eta
+
+    def _consistent(self, point: Ridge, eta: Tensor, beta: float) -> Ridge:
+        """Return the point with the outputs that its coefficients have at these block weights."""
+        K = self.blocks.combined(eta, beta, self.dtype)
+        outputs = (K @ point.alpha.to(K)).double() + point.b
+        return Ridge(point.alpha, point.b, outputs)
+
+    def _look(self, point: Ridge, eta: Tensor, beta: float) -> _Look:
+        """Evaluate losses, norms and polars exactly, and estimate the gap."""
+        objective, blocks = self.objective, self.blocks
+        k = blocks.coefficients(eta, beta)
+        images = {b: blocks.product(b, point.alpha) for b in range(len(k)) if k[b] > 0}
+        outputs = sum((k[b] * image for b, image in images.items()), torch.zeros_like(point.outputs))
+        at = objective.evaluate(outputs, start=point.b)
+        V = at.V.double()
+        polars = self._polars(V)
+        own = np.zeros(len(k))
+        for b, image in images.items():
+            own[b] = blocks.squared(b, point.alpha, image)
+        weights = eta.numpy()
+        norms = float((weights * np.sqrt(own))[~self.ridge].sum())
+        # of a ridge: beta s k^2 <alpha, K alpha> / 2 with k = 1 / (beta s), and its conjugate <V, K V> / (2 beta s)
+        scale = blocks.scale.numpy()
+        half = float((own * scale)[self.ridge].sum()) / (2 * beta)
+        primal = float(at.value) + beta * norms + half
+        top = polars[~self.ridge].max() if not self.ridge.all() else 0.0
+        limit = min(1.0, beta / top) if top > 0 else 1.0
+        if self.ridge.any():
+            cost = float((polars**2 * scale)[self.ridge].sum()) / (2 * beta)
+            dual = objective.offset - float(
+                objective.rows.dot(objective.sample_weight, objective.loss.conjugate(limit * at.U, objective.targets))
+            )
+            dual -= limit**2 * cost
+        else:
+            dual, _ = dual_value(objective, at, beta / top if top > 0 else math.inf)
+        entering = max(0.999 * beta, 0.97 * top)
+        for b in range(len(k)):
+            if k[b] <= 0 and polars[b] > entering:
+                images[b] = blocks.product(b, point.alpha)
+                own[b] = blocks.squared(b, point.alpha, images[b])
+        gap = (primal - dual) / max(abs(primal), 1e-300)
+        return _Look(at, images, own, polars, primal, gap if math.isfinite(gap) else math.inf)
+
+    def _polars(self, V: Tensor) -> np.ndarray:
+        blocks = self.blocks
+        return np.sqrt([blocks.squared(b, V, blocks.product(b, V)) for b in range(len(blocks.grams))])
+
+    def _inner_dominates(self, look: _Look, beta: float) -> bool:
+        """Tell whether the coefficients' own norms are near beta while the gradient's polars are not."""
+        if self.ridge.all():
+            return True
+        own = math.sqrt(look.own[~self.ridge].max())
+        return abs(own / beta - 1) < abs(look.polars[~self.ridge].max() / beta - 1) / 2
+
+    # ------------------------------------------------------------------ the block weights
+
+    def _newton(
+        self, point: Ridge, eta: Tensor, look: _Look, metric: Metric, beta: float
+    ) -> tuple[Ridge, Tensor]:
+        """Take a projected Newton step in the block weights, and move the coefficients along as they will change.
+
+        ``H_ab = <K_a alpha, (D^-1 + K)^-1 K_b alpha>`` is about the Hessian of ``J``, corrected by the last secant pair;
+        the equation solved is ``1 / polar_b = 1 / beta``, in a box around the present weights.
+        """
+        active = np.array(sorted(b for b in look.images if not self.ridge[b]), dtype=int)
+        if not len(active):
+            return point, eta
+        rows, scale = self.objective.rows, self.blocks.scale
+        images = [look.images[b] / float(scale[b]) ** 2 for b in active]
+        solved = metric.solve(torch.cat(images, 1))[0].split(images[0].shape[1], 1)
+        H = np.array([[float(rows.dot(image, step)) for step in solved] for image in images])
+        H = (H + H.T) / 2
+        weights, own = eta.numpy(), np.maximum(look.own, 1e-300)
+        gradient = 0.5 * (beta**2 - own)
+        H = self._corrected(H, weights, gradient, active)
+        new = weights.copy()
+        new[active] = self._boxed(H, weights[active], own[active], beta)
+        self.secant = (weights, gradient, frozenset(active.tolist()))
+        step = sum(float(x) * a for x, a in zip(new[active] - weights[active], solved, strict=True))
+        eta = torch.from_numpy(new)
+        stay = self._consistent(point, eta, beta)
+        move = self._consistent(Ridge(point.alpha - step, point.b, point.outputs), eta, beta)
+        return min((stay, move), key=self._ridge_value), eta
+
+    def _corrected(self, H: np.ndarray, eta: np.ndarray, gradient: np.ndarray, active: np.ndarray) -> np.ndarray:
+        if self.secant is None:
+            return H
+        before, slope, known = self.secant
+        d, change = (eta - before)[active], (gradient - slope)[active]
+        q, curvature = float(d @ H @ d), float(d @ change)
+        if not (q > 0 and curvature > 0.05 * q and known.issuperset(active.tolist())):
+            return H
+        H = H * np.clip(curvature / q, 0.1, 3.0)
+        Hd = H @ d
+        return H - np.outer(Hd, Hd) / (d @ Hd) + np.outer(change, change) / curvature
+
+    def _boxed(self, H: np.ndarray, eta: np.ndarray, own: np.ndarray, beta: float) -> np.ndarray:
+        """Solve the model in a box: a factor of ``trust`` either way, or from and to zero for small shares."""
+        options = self.options
+        norm = np.sqrt(own)
+        H = H + (1e-6 * np.diag(np.diag(H)) + 1e-300 * np.eye(len(H)))
+        share = eta * norm / max(float((eta * norm).sum()), 1e-300)
+        small = share < options.small_share
+        total = max(float(eta.sum()), 1e-12)
+        low = np.where(small, 0.0, eta / self.trust)
+        high = np.where(small, eta + 0.05 * self.trust * total, eta * self.trust) + 1e-12 * total
+        try:
+            L = np.linalg.cholesky(H)
+        except np.linalg.LinAlgError:
+            L = np.diag(np.sqrt(np.maximum(np.diag(H), 1e-300)))
+        target = np.linalg.solve(L, H @ eta + own * (norm / beta - 1))
+        found = lsq_linear(L.T, target, bounds=(low, high), method="bvls").x
+        return np.where(found < 1e-7 * eta.max(initial=0.0), 0.0, found)
+
+    def _ridge_value(self, point: Ridge) -> float:
+        objective = self.objective
+        values = objective.loss.value(point.outputs, objective.targets)
+        own = objective.rows.dot(point.alpha, point.outputs - point.b)
+        return float(objective.rows.dot(objective.sample_weight, values)) + 0.5 * float(own)
+
+    def _b(self, at: Evaluation) -> Tensor:
+        return at.outputs.new_zeros(at.outputs.shape[1]) if at.intercept is None else at.intercept

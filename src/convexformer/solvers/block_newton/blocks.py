@@ -1,0 +1,80 @@
+"""The blocks of an objective whose penalty is a sum of Hilbert norms and ridges, through their Gram matrices."""
+
+from __future__ import annotations
+
+from typing import final
+
+import torch
+from torch import Tensor
+
+from convexformer.objective import Objective
+from convexformer.operators import Operator, RowGram
+
+
+def missing(objective: Objective, max_rows: int) -> str | None:
+    """Say what an objective lacks; None where nothing is."""
+    kinds = objective.penalty.hilbert_blocks()
+    if kinds is None:
+        return f"works on sums of Hilbert norms and ridges; {objective.penalty!r} is another penalty"
+    blocks = objective.operator.blocks()
+    if len(blocks) != len(kinds) or not all(isinstance(block, RowGram) for block in blocks):
+        return "works on operators with one feature vector a row"
+    if not objective.rows.in_process:
+        return "works in one process"
+    if objective.targets.shape[0] > max_rows:
+        return f"forms matrices of rows x rows, and {objective.targets.shape[0]:,} rows are more than {max_rows:,}"
+    return None
+
+
+@final
+class Blocks:
+    """``K_b: (N, N)`` for each block, ``Z_b = k_b represent_b(alpha)``, and the penalty of each.
+
+    A norm ``s_b |Z_b|`` is ``min_eta (|Z_b|^2 s_b^2 / eta + eta) / 2``, so ``k_b = eta_b / s_b^2``; a ridge has
+    ``k_b = 1 / (beta s_b)``, which is fixed. All norms and polars here are over ``s_b``.
+    """
+
+    def __init__(self, objective: Objective) -> None:
+        kinds = objective.penalty.hilbert_blocks()
+        assert kinds is not None
+        self.objective = objective
+        self.operators: list[Operator] = list(objective.operator.blocks())
+        self.grams = [block.row_gram() for block in self.operators if isinstance(block, RowGram)]
+        self.ridge = torch.tensor([kind.squared for kind in kinds])
+        self.scale = torch.tensor([kind.weight for kind in kinds], dtype=torch.float64)
+
+    def coefficients(self, eta: Tensor, beta: float) -> list[float]:
+        """``k_b`` for block weights ``eta: (B,)``."""
+        return torch.where(self.ridge, 1 / (beta * self.scale), eta / self.scale.square()).tolist()
+
+    def combined(self, eta: Tensor, beta: float, dtype: torch.dtype) -> Tensor:
+        """``sum_b k_b K_b``."""
+        K = torch.zeros_like(self.grams[0], dtype=dtype)
+        for k, gram in zip(self.coefficients(eta, beta), self.grams, strict=True):
+            if k > 0:
+                K.add_(gram, alpha=k)
+        return K
+
+    def product(self, b: int, V: Tensor) -> Tensor:
+        """``K_b V`` in the Gram matrix's dtype, returned in float64."""
+        gram = self.grams[b]
+        return (gram @ V.to(gram)).double()
+
+    def squared(self, b: int, V: Tensor, image: Tensor) -> float:
+        """``tr(V^T K_b V) / s_b^2`` given ``K_b V``."""
+        return max(float(self.objective.rows.dot(V, image)), 0.0) / float(self.scale[b]) ** 2
+
+    def weights(self, alpha: Tensor, eta: Tensor, beta: float) -> Tensor:
+        """``Z`` of the whole operator."""
+        like = self.objective.like
+        alpha, pieces = alpha.to(like), []
+        for k, block in zip(self.coefficients(eta, beta), self.operators, strict=True):
+            assert isinstance(block, RowGram)
+            pieces.append(k * block.represent(alpha) if k > 0 else block.zeros())
+        if len(pieces) == 1:
+            return pieces[0].reshape(self.objective.weight_shape)
+        return torch.cat([piece.flatten() for piece in pieces])
+
+    def norms(self, Z: Tensor) -> Tensor:
+        """``(B,)`` ``s_b |Z_b|`` of any weights; zero for ridges, whose ``k_b`` needs no norm."""
+        return torch.where(self.ridge, 0.0, self.objective.penalty.block_values(Z).cpu())
