@@ -91,7 +91,9 @@ class Problem:
             at = 1.0 if beta is None else float(beta)
             return Objective(operator, chosen, penalty, targets.Y, targets.w, at, bool(intercept))
 
-        objective = build(tokens).with_exact(lambda: build(tokens.to(dtype=torch.float64)))
+        objective = build(tokens)
+        if head.rebuilds:
+            objective = objective.with_exact(lambda: build(tokens.to(dtype=torch.float64)))
         self._set(head, tokens, layout, objective, None)
         if beta is None:
             self._set(head, tokens, layout, objective.at(self._beta_from_ratio(float(beta_ratio or 0))), self._beta_max)

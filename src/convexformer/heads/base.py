@@ -59,6 +59,10 @@ class Head(ABC):
     positional: ClassVar[bool]
     """Whether its weights belong to token positions, so that the number of tokens is fixed."""
 
+    rebuilds: bool = True
+    """Whether certificates of a float32 solve rebuild the operator from float64 tokens. If not, features and kernels in
+    float32 are the data of the program, and the certificate is that of the program on them."""
+
     def fitted(self, tokens: TokenDataset) -> Head:
         """Return this head with all that it learns from training tokens besides its weights; most learn nothing.
 

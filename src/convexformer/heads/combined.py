@@ -61,6 +61,11 @@ class Sum(Head):
         return all(head.masks for head in self.heads)
 
     @property
+    def rebuilds(self) -> bool:  # type: ignore[override]
+        """Whether every part does."""
+        return all(head.rebuilds for head in self.heads)
+
+    @property
     def positional(self) -> bool:  # type: ignore[override]
         """Positions matter where they do for some part."""
         return any(head.positional for head in self.heads)

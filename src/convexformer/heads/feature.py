@@ -30,6 +30,7 @@ class _OnFeature(Head):
 
     feature: TokenFeature
     per_token = False
+    rebuilds = False
 
     @property
     def positional(self) -> bool:  # type: ignore[override]

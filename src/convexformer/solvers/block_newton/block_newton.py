@@ -12,7 +12,7 @@ L-BFGS in the outputs with a Cholesky metric.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import final
 
 import numpy as np
@@ -112,7 +112,8 @@ class _Run:
             best = min(best, look.gap)
             last = monitor.late or monitor.iteration == monitor.max_iter
             if not stages and (look.gap <= tolerance or waited >= options.patience or last):
-                monitor.check(self.blocks.weights(point.alpha, eta, beta), look.at)
+                in_dtype = replace(look.at, V=look.at.V.to(objective.like))
+                monitor.check(self.blocks.weights(point.alpha, eta, beta), in_dtype)
                 inner = max(inner / 10, 1e-15)  # the certificate may want more digits than the estimate
             if last and stages:
                 stages = []
