@@ -81,6 +81,17 @@ class Solution:
             raise AttributeError(f"the {self.head.name} head has no blocks; heads.Sum has.")
         return self.head.block_norms(self.weights, self.layout)
 
+    def plot_blocks(self) -> Any:
+        """Draw :attr:`block_norms` as bars; return the matplotlib axes."""
+        from matplotlib.figure import Figure
+
+        norms = dict(sorted(self.block_norms.items(), key=lambda pair: pair[1]))
+        axes = Figure(figsize=(6, 0.4 * len(norms) + 1), layout="constrained").subplots()
+        axes.barh(list(norms), list(norms.values()), color="0.35")
+        axes.set_xlabel("penalty of the block")
+        axes.spines[["top", "right"]].set_visible(False)
+        return axes
+
     def token_norms(self) -> Tensor | None:
         """``(s,)`` the weight of each token position; None for heads without weights of their own for positions."""
         return self.head.token_norms(self.weights)

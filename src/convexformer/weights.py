@@ -208,4 +208,3 @@ def apply_weights(operator: Operator, Z: Operand) -> Tensor:
     if isinstance(operator, BilinearOperator):
         return operator.apply(Z)
     return operator.apply(Z.dense() if isinstance(Z, LowRank) else Z)
-

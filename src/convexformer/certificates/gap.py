@@ -57,9 +57,7 @@ def dual_point(objective: Objective, at: Evaluation, *, quick: bool = False) -> 
     return DualPoint(value, scale, polar, M)
 
 
-def dual_value(
-    objective: Objective, at: Evaluation, limit: float, M: DualMatrix | None = None
-) -> tuple[float, float]:
+def dual_value(objective: Objective, at: Evaluation, limit: float, M: DualMatrix | None = None) -> tuple[float, float]:
     """Return the dual value at the best scale of ``V`` up to ``limit``, and that scale.
 
     ``M = -A^T V`` is needed where the penalty's conjugate is more than an indicator.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from os import PathLike
@@ -14,13 +15,17 @@ from joblib import Parallel, delayed, effective_n_jobs
 from sklearn.base import clone, is_classifier
 from sklearn.metrics import check_scoring
 from sklearn.model_selection import check_cv
+from sklearn.utils.validation import check_is_fitted
 from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
 from convexformer.data import TokenDataset
 from convexformer.estimators.base import TokenEstimator
 from convexformer.estimators.classifier import TokenClassifier
+from convexformer.estimators.leaderboard import Entry, Leaderboard
+from convexformer.estimators.portfolio import GRID, auto_fold, together
 from convexformer.estimators.regressor import TokenRegressor
 from convexformer.heads.base import Head
+from convexformer.heads.combined import Sum
 from convexformer.path import beta_ratios, walk
 from convexformer.progress import StepBar, step_bar
 from convexformer.registry import one_of
@@ -40,8 +45,12 @@ class CrossValidated(TokenEstimator):
     ``joblib.parallel_config``), Dask's or Ray's too; ``verbose`` shows their progress. Ctrl-C ends the whole search and
     keeps nothing.
 
-    After ``fit``: ``cv_results_``, ``beta_ratios_``, ``best_index_`` (the one selected), ``best_score_`` and ``beta_ratio_``
-    besides the attributes of the plain estimator; ``n_iter_`` counts the path of the last fit.
+    ``head="auto"`` is one convex program over maps of the tokens (:func:`convexformer.heads.portfolio`). Its folds refit the
+    maps, and have a grid of their own: ``beta_ratio`` from 0.1 to 1e-4, further while scores rise, ``n_betas`` and
+    ``beta_min_ratio`` do not matter; their fits are certified to a gap of 1e-2, the last one to ``tolerance``.
+
+    After ``fit``: ``leaderboard_``, ``cv_results_``, ``beta_ratios_``, ``best_index_`` (the one selected), ``best_score_``
+    and ``beta_ratio_`` besides the attributes of the plain estimator; ``n_iter_`` counts the path of the last fit.
     """
 
     def __init__(
@@ -124,23 +133,56 @@ class CrossValidated(TokenEstimator):
         folds = list(splitter.split(np.zeros(len(targets)), targets, groups))
         own = self._read_weight(sample_weight, tokens.n_samples)
         host = tokens.to(device="cpu")
+        auto = isinstance(self.head, str) and self.head == "auto"
+        weighted = own is not None and _takes_weight(check_scoring(self, scoring=self.scoring), self.scoring)
+        began = time.perf_counter()
         jobs = (
-            delayed(_fold)(self._single(), host, targets, own, train, test, ratios, self.scoring)
+            delayed(auto_fold)(self._single(), host, targets, own, train, test, self.scoring, weighted)
+            if auto
+            else delayed(_fold)(self._single(), host, targets, own, train, test, ratios, self.scoring)
             for train, test in folds
         )
         shown = step_bar("cross-validation", len(folds), shown=bool(self.verbose))
         with shown as bar, _divided_threads(effective_n_jobs(self.n_jobs)):
             rows = _CountedParallel(bar, n_jobs=self.n_jobs)(jobs)
-        scores, gaps = (np.array(part) for part in zip(*rows, strict=True))  # (folds, betas)
+        if auto:
+            scores, gaps = together(rows)
+            ratios = GRID.ratios()[: scores.shape[1]]
+        else:
+            scores, gaps = (np.array(part) for part in zip(*rows, strict=True))  # (folds, betas)
         self._record(ratios, scores, gaps)
         self._learn_scale(tokens, w)
         problem = self._problem(tokens, codes, w, beta_ratio=1.0)
         total = 0
-        for solution in _uninterrupted(walk(problem, ratios[: self.best_index_ + 1], **self._solver_options())):
+        steps = (
+            ratios[self.best_index_ :][:1] if auto else ratios[: self.best_index_ + 1]
+        )  # auto passes through on its own
+        for solution in _uninterrupted(walk(problem, steps, **self._solver_options())):
             total += solution.n_iter
             last = solution
         self._keep(problem.with_beta(last.beta), last)
+        self.search_seconds_ = time.perf_counter() - began
         self.n_iter_ = max(1, total)  # scikit-learn asks for at least one
+
+    @property
+    def leaderboard_(self) -> Leaderboard:
+        """What was tried, as a table: the score of the head at its beta, its spread over folds, seconds, gap."""
+        check_is_fitted(self, "solution_")
+        head, found = self.solution_.head, self.cv_results_
+        at = self.best_index_
+        return Leaderboard(
+            [
+                Entry(
+                    name=self.head if isinstance(self.head, str) else head.label(),
+                    score=float(found["mean_test_score"][at]),
+                    spread=float(found["std_test_score"][at]),
+                    seconds=self.search_seconds_,
+                    gap=max(float(found["max_relative_gap"].max()), self.certificate_.relative_gap),
+                    reads=", ".join(head.labels()) if isinstance(head, Sum) else head.label(),
+                    setting=f"beta_ratio {self.beta_ratio_:.2g}",
+                )
+            ]
+        )
 
     def _single(self) -> TokenEstimator:
         """Return an unfitted plain estimator with the same options, for one fold."""

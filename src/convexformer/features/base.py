@@ -134,7 +134,7 @@ class TokenFeature(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstima
         """Return the options and, where the map is fitted, all that it learnt."""
         state = {"state": dict(self.state_dict())} if hasattr(self, "n_features_in_") else {}
         sizes = {"sizes": [self.n_tokens_in_, self.n_features_in_]} if state else {}
-        return {"params": self.get_params(deep=False), **state, **sizes}
+        return {"params": BaseEstimator.get_params(self, deep=False), **state, **sizes}
 
     @classmethod
     def of_config(cls, params: dict[str, Any], state: Any = None, sizes: Any = None) -> TokenFeature:

@@ -210,10 +210,8 @@ class Kernel(_OnFeature):
         """Return a kernel machine."""
         like = weights.dense()
         state = {name: values.to(like) for name, values in self._state().items()}
-        options: dict[str, Any] = {"kernel": self.kernel, "width": self.width, "decay_kind": self.decay}
-        return KernelNetwork(
-            self._fitted_feature(), like, weights.intercept, squeeze=layout.squeeze, **options, **state
-        )
+        options: dict[str, Any] = {"kernel": self.kernel, "width": self.width, "decay_kind": self.decay, **state}
+        return KernelNetwork(self._fitted_feature(), like, weights.intercept, squeeze=layout.squeeze, **options)
 
     def lift(self, network: nn.Module, layout: Layout) -> Weights:
         """Return the coefficients, after checking sizes."""

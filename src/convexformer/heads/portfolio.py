@@ -16,7 +16,11 @@ def portfolio(class_token: bool = False, n_queries: int = 32, max_channels: int 
     kernels of tokens are the same kernels whose features precondition attention elsewhere (random features of softmax
     kernels); here they are exact up to some ten thousand samples, and random features beyond.
     """
-    flat, second, queries = Flatten(), CovariancePooling(max_channels=max_channels), SoftmaxQueries(n_queries, seed=seed)
+    flat, second, queries = (
+        Flatten(),
+        CovariancePooling(max_channels=max_channels),
+        SoftmaxQueries(n_queries, seed=seed),
+    )
     first = [MeanPooling(), *([ClassToken()] if class_token else [])]
     linear = [Feature(feature, decay="frobenius") for feature in (*first, flat, second, queries)]
     gaussian = [Kernel(feature, kernel="gaussian", decay="frobenius") for feature in (flat, second, queries)]

@@ -27,7 +27,7 @@ from convexformer.weights import Weights
 ESTIMATORS: dict[str, type[TokenEstimator]] = {
     kind.__name__: kind for kind in (TokenClassifier, TokenClassifierCV, TokenRegressor, TokenRegressorCV)
 }
-SEARCH_ATTRIBUTES = ("cv_results_", "beta_ratios_", "best_index_", "best_score_", "beta_ratio_")
+SEARCH_ATTRIBUTES = ("cv_results_", "beta_ratios_", "best_index_", "best_score_", "beta_ratio_", "search_seconds_")
 
 
 # ---------------------------------------------------------------------- solutions

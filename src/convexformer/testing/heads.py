@@ -47,8 +47,8 @@ def check_head(
     Z = draw(problem.operator.weight_shape)
     b = draw((problem.layout.n_outputs,)) if intercept else None
     solution = solve(problem, tolerance=1e-7)
-    has_prox = problem.penalty.proximal and isinstance(problem.penalty, Proximal)
-    sparse = problem.penalty.prox(Z, 1.0) if has_prox else 0.5 * Z
+    penalty = problem.penalty
+    sparse = penalty.prox(Z, 1.0) if isinstance(penalty, Proximal) and penalty.proximal else 0.5 * Z
     for weights in (Weights(0 * Z, b), Weights(Z, b), Weights(sparse, b), solution.weights):
         _check_recovery(problem, weights, X, mask)
     equal(

@@ -76,7 +76,8 @@ class _Run:
         exact = monitor.tolerance < options.single
         self.dtype = objective.like.dtype if exact else torch.float32
         self.ridge = blocks.ridge.numpy()
-        self.trust, self.secant = options.trust, None
+        self.trust = options.trust
+        self.secant: tuple[np.ndarray, np.ndarray, frozenset[int]] | None = None
 
     # ------------------------------------------------------------------ the outer loop
 
@@ -154,7 +155,7 @@ class _Run:
         return Ridge(-V * min(1.0, first / top), self._b(at), at.outputs), torch.from_numpy(share), stages
 
     def _predict(self, point: Ridge, eta: Tensor, beta: float, ratio: float) -> tuple[Ridge, Tensor]:
-        """Move to ``beta``, ``ratio`` times smaller than before: outputs hardly change, so coefficients shrink as weights grow."""
+        """Move to ``beta``, ``ratio`` times smaller: outputs hardly change, coefficients shrink as weights grow."""
         eta = eta * ratio**self.options.growth
         return self._consistent(Ridge(point.alpha / ratio, point.b, point.outputs), eta, beta), eta
 
@@ -213,9 +214,7 @@ class _Run:
 
     # ------------------------------------------------------------------ the block weights
 
-    def _newton(
-        self, point: Ridge, eta: Tensor, look: _Look, metric: Metric, beta: float
-    ) -> tuple[Ridge, Tensor]:
+    def _newton(self, point: Ridge, eta: Tensor, look: _Look, metric: Metric, beta: float) -> tuple[Ridge, Tensor]:
         """Take a projected Newton step in the block weights, and move the coefficients along as they will change.
 
         ``H_ab = <K_a alpha, (D^-1 + K)^-1 K_b alpha>`` is about the Hessian of ``J``, corrected by the last secant pair;
