@@ -23,6 +23,7 @@ from torch import Tensor
 from convexformer.certificates import dual_value
 from convexformer.objective import Evaluation, Objective
 from convexformer.operators import LowRank
+from convexformer.operators.base import times
 from convexformer.solvers.base import Solver
 from convexformer.solvers.block_newton.blocks import Blocks, missing
 from convexformer.solvers.block_newton.metric import Metric, Ridge, descend
@@ -87,38 +88,32 @@ class _Run:
         Z = start.Z
         assert not isinstance(Z, LowRank)
         at = objective.evaluate(objective.apply(Z), start=start.intercept)
-        monitor.check(Z, at)
-        if monitor.done:
-            return
         point, eta, stages = self._begin(Z, at)
         beta, tolerance = stages.pop(0)
-        inner, best, waited = options.inner_tolerance * tolerance, math.inf, 0
-        lowest = math.inf
+        inner, best, lowest, waited = options.inner_tolerance * tolerance, math.inf, math.inf, 0
+        K, (point,) = self._consistent(eta, beta, point)
         for _ in monitor:
-            K = self.blocks.combined(eta, beta, self.dtype)
             metric = Metric(objective, K, point.outputs)
-            point, _ = descend(
-                objective, metric, point, steps=options.inner_steps, memory=options.memory, tolerance=inner
-            )
+            steps = {"steps": options.inner_steps, "memory": options.memory}
+            point = descend(objective, metric, point, tolerance=inner, **steps)
             look = self._look(point, eta, beta)
             point = Ridge(point.alpha, self._b(look.at), look.at.outputs)
-            if look.gap <= tolerance and stages:
-                previous, (beta, tolerance) = beta, stages.pop(0)
-                point, eta = self._predict(point, eta, beta, previous / beta)
-                inner, best, lowest, self.secant, self.trust = (
-                    options.inner_tolerance * tolerance, math.inf, math.inf, None, options.trust,
-                )  # fmt: skip
-                continue
+            last = monitor.late or monitor.iteration == monitor.max_iter
+            if stages and (look.gap <= tolerance or last):
+                previous, (beta, tolerance) = beta, stages[-1] if last else stages.pop(0)
+                point, eta = self._predicted(point, eta, previous / beta)
+                K, (point,) = self._consistent(eta, beta, point)
+                inner, best, lowest, waited = options.inner_tolerance * tolerance, math.inf, math.inf, 0
+                self.secant, self.trust = None, options.trust
+                if not last:
+                    continue
+                look = self._look(point, eta, beta)
             waited = 0 if look.gap < 0.9 * best else waited + 1
             best = min(best, look.gap)
-            last = monitor.late or monitor.iteration == monitor.max_iter
-            if not stages and (look.gap <= tolerance or waited >= options.patience or last):
+            if look.gap <= tolerance or waited >= options.patience or last:
                 in_dtype = replace(look.at, V=look.at.V.to(objective.like))
                 monitor.check(self.blocks.weights(point.alpha, eta, beta), in_dtype)
                 inner = max(inner / 10, 1e-15)  # the certificate may want more digits than the estimate
-            if last and stages:
-                stages = []
-                beta = objective.beta
             if monitor.done:
                 return
             if waited >= options.patience:
@@ -131,7 +126,10 @@ class _Run:
             lowest = min(lowest, look.primal)
             if self._inner_dominates(look, beta):
                 inner = max(inner / 10, 1e-15)
-            point, eta = self._newton(point, eta, look, metric, beta)
+            eta, step = self._newton(point, eta, look, metric, beta)
+            moved = Ridge(point.alpha - step, point.b, point.outputs)
+            K, both = self._consistent(eta, beta, point, moved)
+            point = min(both, key=self._ridge_value)
 
     def _begin(self, Z: Tensor, at: Evaluation) -> tuple[Ridge, Tensor, list[tuple[float, float]]]:
         """Return where to begin, and the betas to pass through with the gap to reach at each."""
@@ -146,7 +144,7 @@ class _Run:
         if norms.any():
             eta = torch.from_numpy(np.where(self.ridge, 0.0, norms / np.maximum(polars, 1e-300)))
             point = Ridge(-V, self._b(at), at.outputs)
-            return (*self._predict(point, eta, beta, max(top / beta, 1.0)), [goal])
+            return (*self._predicted(point, eta, max(top / beta, 1.0)), [goal])
         first = max(beta, options.first * top)
         count = max(0, math.ceil(math.log(first / beta) / math.log(options.stride))) if beta < first else 0
         betas = np.geomspace(first, beta, count + 1) if count else np.array([beta])
@@ -154,16 +152,14 @@ class _Run:
         share = np.where(self.ridge, 0.0, 0.03 * (polars / top) ** 4 * max(top / first - 1, 0.0))
         return Ridge(-V * min(1.0, first / top), self._b(at), at.outputs), torch.from_numpy(share), stages
 
-    def _predict(self, point: Ridge, eta: Tensor, beta: float, ratio: float) -> tuple[Ridge, Tensor]:
-        """Move to ``beta``, ``ratio`` times smaller: outputs hardly change, coefficients shrink as weights grow."""
-        eta = eta * ratio**self.options.growth
-        return self._consistent(Ridge(point.alpha / ratio, point.b, point.outputs), eta, beta), eta
+    def _predicted(self, point: Ridge, eta: Tensor, ratio: float) -> tuple[Ridge, Tensor]:
+        """Move to a beta ``ratio`` times smaller: outputs hardly change, coefficients shrink as weights grow."""
+        return Ridge(point.alpha / ratio, point.b, point.outputs), eta * ratio**self.options.growth
 
-    def _consistent(self, point: Ridge, eta: Tensor, beta: float) -> Ridge:
-        """Return the point with the outputs that its coefficients have at these block weights."""
+    def _consistent(self, eta: Tensor, beta: float, *points: Ridge) -> tuple[Tensor, list[Ridge]]:
+        """Return the kernel at these block weights, and the points with the outputs that they have there."""
         K = self.blocks.combined(eta, beta, self.dtype)
-        outputs = (K @ point.alpha.to(K)).double() + point.b
-        return Ridge(point.alpha, point.b, outputs)
+        return K, [Ridge(at.alpha, at.b, times(K, at.alpha.to(K)).double() + at.b) for at in points]
 
     def _look(self, point: Ridge, eta: Tensor, beta: float) -> _Look:
         """Evaluate losses, norms and polars exactly, and estimate the gap."""
@@ -214,15 +210,15 @@ class _Run:
 
     # ------------------------------------------------------------------ the block weights
 
-    def _newton(self, point: Ridge, eta: Tensor, look: _Look, metric: Metric, beta: float) -> tuple[Ridge, Tensor]:
-        """Take a projected Newton step in the block weights, and move the coefficients along as they will change.
+    def _newton(self, point: Ridge, eta: Tensor, look: _Look, metric: Metric, beta: float) -> tuple[Tensor, Tensor]:
+        """Return block weights after a projected Newton step, and how coefficients will change: ``alpha - step``.
 
         ``H_ab = <K_a alpha, (D^-1 + K)^-1 K_b alpha>`` is about the Hessian of ``J``, corrected by the last secant pair;
         the equation solved is ``1 / polar_b = 1 / beta``, in a box around the present weights.
         """
         active = np.array(sorted(b for b in look.images if not self.ridge[b]), dtype=int)
         if not len(active):
-            return point, eta
+            return eta, torch.zeros_like(point.alpha)
         rows, scale = self.objective.rows, self.blocks.scale
         images = [look.images[b] / float(scale[b]) ** 2 for b in active]
         solved = metric.solve(torch.cat(images, 1))[0].split(images[0].shape[1], 1)
@@ -234,11 +230,10 @@ class _Run:
         new = weights.copy()
         new[active] = self._boxed(H, weights[active], own[active], beta)
         self.secant = (weights, gradient, frozenset(active.tolist()))
-        step = sum(float(x) * a for x, a in zip(new[active] - weights[active], solved, strict=True))
-        eta = torch.from_numpy(new)
-        stay = self._consistent(point, eta, beta)
-        move = self._consistent(Ridge(point.alpha - step, point.b, point.outputs), eta, beta)
-        return min((stay, move), key=self._ridge_value), eta
+        step = torch.zeros_like(point.alpha)
+        for x, a in zip(new[active] - weights[active], solved, strict=True):
+            step += float(x) * a
+        return torch.from_numpy(new), step
 
     def _corrected(self, H: np.ndarray, eta: np.ndarray, gradient: np.ndarray, active: np.ndarray) -> np.ndarray:
         if self.secant is None:

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from convexformer.objective import Objective
 from convexformer.operators import Operator, RowGram
+from convexformer.operators.base import times
 
 
 def missing(objective: Objective, max_rows: int) -> str | None:
@@ -58,7 +59,7 @@ class Blocks:
     def product(self, b: int, V: Tensor) -> Tensor:
         """``K_b V`` in the Gram matrix's dtype, returned in float64."""
         gram = self.grams[b]
-        return (gram @ V.to(gram)).double()
+        return times(gram, V.to(gram)).double()
 
     def squared(self, b: int, V: Tensor, image: Tensor) -> float:
         """``tr(V^T K_b V) / s_b^2`` given ``K_b V``."""

@@ -70,10 +70,8 @@ class Metric:
         return A - self.u * b, b
 
 
-def descend(
-    objective: Objective, metric: Metric, at: Ridge, *, steps: int, memory: int, tolerance: float
-) -> tuple[Ridge, int]:
-    """Minimise from ``at`` until the predicted decrease is below ``tolerance`` times the value; return the steps, too.
+def descend(objective: Objective, metric: Metric, at: Ridge, *, steps: int, memory: int, tolerance: float) -> Ridge:
+    """Minimise from ``at`` until the predicted decrease is below ``tolerance`` times the value.
 
     The gradient in the outputs is ``V + alpha``. ``K`` times a step comes out of the metric's own solve, so an iteration
     costs one pair of triangular solves, and a line search costs nothing but losses.
@@ -89,7 +87,6 @@ def descend(
     quadratic = dot(alpha, f - b)
     value = float(rows.dot(w, values)) + 0.5 * quadratic
     gradient = w[:, None] * U + alpha
-    taken = 0
     for _ in range(steps):
         q, shares = gradient.clone(), []
         for df, _, _, y, rho in reversed(pairs):
@@ -117,8 +114,8 @@ def descend(
         alpha, b, f, quadratic, value = alpha - t * da, b - t * db, trial, rest, found
         after = w[:, None] * loss.gradient(f, Y) + alpha
         y = after - gradient
-        gradient, taken = after, taken + 1
+        gradient = after
         curvature = -t * dot(df, y)
         if curvature > 0:
             pairs = [*pairs, (-t * df, -t * da, -t * db, y, 1 / curvature)][-memory:]
-    return Ridge(alpha, b, f), taken
+    return Ridge(alpha, b, f)
