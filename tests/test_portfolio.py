@@ -1,0 +1,297 @@
+"""Feature maps, feature and kernel heads, learned block weights, and the program that ``head="auto"`` solves."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+
+import cvxpy as cp
+import numpy as np
+import pytest
+import torch
+from sklearn.base import clone
+
+import convexformer as cf
+from convexformer.data import TokenDataset
+from convexformer.features import base
+from convexformer.features.random_features import n_random_features
+from convexformer.gauges import FrobeniusNorm, Ridge, ScaledPenalty
+from convexformer.testing import check_head, check_penalty
+
+F, H = cf.features, cf.heads
+
+FEATURES = {
+    "mean": F.MeanPooling(),
+    "flat": F.Flatten(),
+    "class": F.ClassToken(),
+    "sqrt": F.CovariancePooling(),
+    "sqrt, 3 channels": F.CovariancePooling(max_channels=3),
+    "log": F.CovariancePooling("log"),
+    "raw": F.CovariancePooling("raw"),
+    "queries": F.SoftmaxQueries(4),
+    "random": F.RandomFeatures(F.Flatten(), n_features=32),
+}
+
+
+@pytest.fixture(scope="module")
+def data() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(0)
+    y = np.arange(36) % 3
+    X = rng.normal(size=(36, 4, 5))
+    X[:, 0, :3] += np.eye(3)[y]
+    mask = np.ones((36, 4), bool)
+    mask[::3, 2:] = False
+    return X, y, mask
+
+
+# ---------------------------------------------------------------------- features
+
+
+@pytest.mark.parametrize("name", FEATURES)
+def test_features_ignore_masked_tokens_and_the_size_of_batches(name, data, monkeypatch):
+    X, _, mask = data
+    feature = clone(FEATURES[name]).fit(X, mask=mask)
+    whole = feature.transform(X, mask=mask)
+    assert whole.shape == (len(X), feature.n_outputs)
+    noisy = np.where(mask[..., None], X, np.nan)
+    np.testing.assert_array_equal(feature.transform(noisy, mask=mask), whole)
+    monkeypatch.setattr(base, "BATCH", 1)
+    np.testing.assert_allclose(feature.transform(X, mask=mask), whole, atol=1e-12)
+    single = feature(torch.tensor(X, dtype=torch.float32), torch.tensor(mask))
+    assert single.dtype == torch.float32
+    np.testing.assert_allclose(single, whole, atol=2e-4)
+
+
+@pytest.mark.parametrize("name", FEATURES)
+def test_features_are_normalised_on_training_tokens_alone(name, data):
+    X, _, mask = data
+    train = TokenDataset.of(X[:24], mask[:24])
+    feature = FEATURES[name].fitted(train)
+    assert feature is FEATURES[name].fitted(train), "heads that share a map share its fit"
+    assert not hasattr(FEATURES[name], "n_features_in_"), "the map given stays as it was"
+    phi = feature.normalised(train)
+    assert float(phi.mean(0).abs().max()) < 1e-12
+    assert float(phi.square().sum(1).mean()) == pytest.approx(1.0)
+    again = copy.deepcopy(FEATURES[name]).fit(train)
+    rest = TokenDataset.of(X[24:], mask[24:])
+    torch.testing.assert_close(again.normalised(rest), feature.normalised(rest))
+    kept = pickle.loads(pickle.dumps(feature))
+    torch.testing.assert_close(kept.normalised(rest), feature.normalised(rest))
+
+
+def test_square_root_of_a_covariance(data):
+    X, _, mask = data
+    found = F.CovariancePooling(shrinkage=0.1).fit(X, mask=mask).transform(X, mask=mask)
+    for x, m, row in zip(X, mask, found, strict=True):
+        C = np.cov(x[m].T, bias=True)
+        values, Q = np.linalg.eigh(C + 0.1 * np.trace(C) / 5 * np.eye(5))
+        root = (Q * np.sqrt(values)) @ Q.T
+        i, j = np.triu_indices(5)
+        np.testing.assert_allclose(row, root[i, j] * np.where(i == j, 1, np.sqrt(2)), atol=1e-10)
+
+
+def test_covariances_of_single_tokens_are_finite():
+    X = np.random.default_rng(0).normal(size=(6, 1, 4))
+    for kind in ("sqrt", "log", "raw"):
+        assert np.isfinite(F.CovariancePooling(kind).fit(X).transform(X)).all()
+
+
+def test_bad_features_are_refused(data):
+    X = data[0]
+    with pytest.raises(ValueError, match="shrinkage=-1"):
+        F.CovariancePooling(shrinkage=-1).fit(X)
+    with pytest.raises(ValueError, match="size d=3"):
+        F.MeanPooling().fit(X).transform(X[..., :3])
+    with pytest.raises(ValueError, match="tokens a sample"):
+        F.Flatten().fit(X).transform(X[:, :2])
+    with pytest.raises(TypeError, match=r"expected a map from convexformer\.features"):
+        H.Feature("mean")
+    with pytest.raises(ValueError, match="not fitted"):
+        H.Feature(F.MeanPooling()).operator(TokenDataset.of(X), None)
+    with pytest.raises(ValueError, match="expected 'equal', 'learned'"):
+        H.Sum(["linear"], weights="best")
+
+
+# ---------------------------------------------------------------------- heads
+
+BLOCKS = [
+    H.Feature(F.MeanPooling(), "frobenius"),
+    H.Kernel(F.Flatten(), "gaussian", decay="frobenius"),
+    H.Feature(F.CovariancePooling(), "frobenius"),
+    H.Kernel(F.SoftmaxQueries(4), "gaussian", scale=0.5, decay="frobenius"),
+]
+HEADS = {
+    "ridge": H.Feature(F.CovariancePooling()),
+    "frobenius": H.Feature(F.SoftmaxQueries(4), "frobenius"),
+    "nuclear": H.Feature(F.Flatten(), "nuclear"),
+    "kernel ridge": H.Kernel(F.Flatten()),
+    "gaussian ridge": H.Kernel(F.MeanPooling(), "gaussian"),
+    "gaussian norm": H.Kernel(F.CovariancePooling(), "gaussian", decay="frobenius"),
+    "own kernel": H.Kernel(F.MeanPooling(), lambda U, V: (1 + U @ V.T) ** 2),
+    "norms": H.Sum(BLOCKS, weights="learned"),
+    "norms and a ridge": H.Sum([*BLOCKS[:2], H.Feature(F.Flatten())]),
+    "papers": H.Sum([H.Attention(), H.Feature(F.CovariancePooling(), "frobenius")], weights="learned"),
+    "random features": H.Kernel(F.Flatten(), "gaussian", memory=100),
+}
+
+
+@pytest.mark.parametrize("name", HEADS)
+def test_contract_of_heads(name, data):
+    X, y, mask = data
+    check_head(HEADS[name], X, y)
+    check_head(HEADS[name], X, y, mask=mask, intercept=True, sample_weight=1.0 + np.arange(len(y)) % 2)
+
+
+def test_contract_of_scaled_penalties():
+    check_penalty(ScaledPenalty(Ridge(), 3.0), (4, 3))
+    check_penalty(ScaledPenalty(FrobeniusNorm(), 0.2), (4, 3))
+
+
+def reference(problem: cf.Problem) -> float:
+    """The optimum by CVXPY, from Gram matrices alone."""
+    objective, N = problem.objective, problem.tokens.n_samples
+    c = objective.n_outputs
+    b = cp.Variable((1, c)) if objective.intercept else np.zeros((1, c))
+    outputs, penalty = np.ones((N, 1)) @ b, 0
+    for block, kind in zip(objective.operator.blocks(), objective.penalty.hilbert_blocks(), strict=True):
+        K = block.row_gram().numpy()
+        values, Q = np.linalg.eigh(K)
+        keep = values > 1e-10 * values[-1]
+        Z = cp.Variable((int(keep.sum()), c))
+        outputs = outputs + (Q[:, keep] * np.sqrt(values[keep])) @ Z
+        penalty = penalty + kind.weight * (cp.sum_squares(Z) / 2 if kind.squared else cp.norm(Z, "fro"))
+    Y = objective.targets.numpy()
+    if objective.loss.quadratic:
+        loss = cp.sum_squares(outputs - Y) / 2
+    else:
+        loss = cp.sum(cp.log_sum_exp(outputs, axis=1)) - cp.sum(cp.multiply(Y, outputs))
+    return cp.Problem(cp.Minimize(loss + objective.beta * penalty)).solve(
+        solver="CLARABEL", tol_gap_abs=1e-9, tol_gap_rel=1e-9, tol_feas=1e-9
+    )
+
+
+@pytest.mark.parametrize("name", ["kernel ridge", "gaussian ridge", "gaussian norm", "norms", "norms and a ridge"])
+@pytest.mark.parametrize("intercept", [True, False])
+def test_kernels_and_block_norms_equal_cvxpy(name, intercept, data):
+    X, y, mask = data
+    for targets, ratio in ((y, 0.2), (y - y.mean() + 0.5 * X[:, 0, 0], 0.05)):
+        problem = cf.Problem(HEADS[name], X, targets, beta_ratio=ratio, mask=mask, intercept=intercept)
+        solution = cf.solve(problem, tolerance=1e-7)
+        assert solution.solver == "block_newton"
+        assert solution.certificate.meets(1e-7)
+        assert solution.objective == pytest.approx(reference(problem), rel=1e-6)
+
+
+def test_blocks_that_do_not_help_are_zero(data):
+    X, y, mask = data
+    problem = cf.Problem(HEADS["norms"], X, y, beta_ratio=0.5, mask=mask, intercept=True)
+    solution = cf.solve(problem, tolerance=1e-6)
+    norms = solution.block_norms
+    assert list(norms) == ["MeanPooling", "gaussian Flatten", "CovariancePooling", "gaussian SoftmaxQueries"]
+    assert min(norms.values()) == 0.0
+    assert sum(norms.values()) == pytest.approx(float(problem.penalty.value(solution.weights.Z)))
+    assert len(solution.plot_blocks().patches) == 4
+    with pytest.raises(AttributeError, match="no blocks"):
+        cf.solve(cf.Problem("linear", X, y, beta_ratio=0.1)).block_norms
+
+
+def test_scales_of_features_do_not_matter(data):
+    X, y, _ = data
+    flat = [H.Feature(F.Flatten(), "frobenius"), H.Kernel(F.MeanPooling(), "gaussian", decay="frobenius")]
+    values = [
+        cf.solve(cf.Problem(H.Sum(flat, "learned"), scale * X, y, beta_ratio=0.2, intercept=True), 1e-6).objective
+        for scale in (1.0, 1000.0)
+    ]
+    assert values[0] == pytest.approx(values[1], rel=1e-5)
+    fitted = H.Sum([H.Attention(), *flat], "learned").fitted(TokenDataset.of(X))
+    assert fitted.weights[1:] == (1.0, 1.0)
+    more = H.Sum([H.Attention(), *flat], "learned").fitted(TokenDataset.of(10 * X))
+    assert more.weights[0] == pytest.approx(10 * fitted.weights[0])
+
+
+def test_small_betas_from_zero(data):
+    X, y, mask = data
+    for ratio in (1e-2, 1e-4):
+        problem = cf.Problem(HEADS["norms"], X, y, beta_ratio=ratio, mask=mask, intercept=True)
+        assert cf.solve(problem, tolerance=1e-4).certificate.meets(1e-4)
+
+
+def test_float32_is_certified_in_float64(data):
+    X, y, mask = data
+    problem = cf.Problem(HEADS["norms"], X, y, beta_ratio=0.05, mask=mask, intercept=True, dtype=torch.float32)
+    solution = cf.solve(problem, tolerance=1e-3)
+    assert solution.weights.form.dtype == torch.float32
+    exact = cf.Problem(problem.head, X, y, beta=problem.beta, mask=mask, intercept=True)
+    optimum = cf.solve(exact, tolerance=1e-7)
+    assert solution.certificate.meets(1e-3)
+    assert solution.objective >= optimum.objective * (1 - 1e-5)
+    assert solution.certificate.dual <= optimum.objective * (1 + 1e-5)
+
+
+def test_large_kernels_become_random_features(data):
+    X, y, _ = data
+    problem = cf.Problem(HEADS["random features"], X, y, beta_ratio=0.1)
+    assert isinstance(problem.head, H.Feature)
+    assert isinstance(problem.head.feature, F.RandomFeatures)
+    assert problem.head.label() == "RandomFeatures"
+    assert n_random_features(100_000, 1 << 30, 4) % 2 == 0
+    # a linear layer certifies anywhere; a kernel machine does not
+    assert cf.solve(cf.Problem(problem.head, X[:20], y[:20], beta_ratio=0.1)).certificate.meets(1e-4)
+    kernel = cf.Problem(HEADS["gaussian norm"], X, y, beta_ratio=0.1).head
+    with pytest.raises(TypeError, match="certified on the samples"):
+        cf.Problem(kernel, X[:20], y[:20], beta_ratio=0.1)
+
+
+# ---------------------------------------------------------------------- files
+
+
+@pytest.mark.parametrize("name", ["frobenius", "gaussian norm", "norms", "random features"])
+def test_files(name, data, tmp_path):
+    X, y, mask = data
+    solution = cf.solve(cf.Problem(HEADS[name], X, y, beta_ratio=0.1, mask=mask, intercept=True))
+    for thing, ask in ((solution, lambda s: s.predict(X, mask)), (solution.network(), lambda n: n(X, mask).detach())):
+        back = cf.load(cf.save(thing, tmp_path / type(thing).__name__))
+        torch.testing.assert_close(ask(back), ask(thing), rtol=1e-12, atol=1e-12)
+    loaded = cf.load(tmp_path / "Solution")
+    again = cf.certify(loaded, cf.Problem(loaded.head, X, y, beta=loaded.beta, mask=mask, intercept=True))
+    assert again.primal == pytest.approx(solution.objective)
+
+
+# ---------------------------------------------------------------------- head="auto"
+
+
+def test_auto_fits_features_on_training_folds_alone(data, monkeypatch, tmp_path):
+    X, y, mask = data
+    seen = []
+    fit = base.TokenFeature.fit
+
+    def spy(self, tokens, *args, **kwargs):
+        seen.append(tokens.n_samples)
+        return fit(self, tokens, *args, **kwargs)
+
+    monkeypatch.setattr(base.TokenFeature, "fit", spy)
+    found = cf.TokenClassifierCV(head="auto", cv=3).fit(X, y, mask=mask)
+    maps = 4
+    assert seen == [24] * 3 * maps + [36] * maps
+    assert found.certificate_.meets(1e-3)
+    assert found.cv_results_["max_relative_gap"].max() <= 1e-2
+    entry = found.leaderboard_[0]
+    assert entry.name == "auto"
+    assert entry.score == found.best_score_
+    assert "CovariancePooling" in repr(found.leaderboard_)
+    assert found.leaderboard_.frame.shape[0] == 1
+    again = cf.TokenClassifierCV(head="auto", cv=3).fit(X, y, mask=mask)
+    np.testing.assert_array_equal(again.predict_proba(X, mask), found.predict_proba(X, mask))
+    back = cf.load(cf.save(found, tmp_path / "model"))
+    np.testing.assert_allclose(back.predict_proba(X, mask), found.predict_proba(X, mask), atol=1e-10)
+    assert back.leaderboard_[0].score == entry.score
+    assert found.certify(X, y, mask=mask).primal == pytest.approx(found.certificate_.primal)
+
+
+def test_auto_in_plain_estimators_and_regression(data):
+    X, y, mask = data
+    plain = cf.TokenClassifier(head="auto", beta_ratio=0.01).fit(X, y, mask=mask)
+    assert plain.certificate_.meets(1e-3)
+    np.testing.assert_allclose(plain.network_(torch.tensor(X), mask).detach(), plain.outputs(X, mask), atol=1e-8)
+    target = X[:, 0] @ np.arange(5)
+    assert cf.TokenRegressorCV(head="auto", cv=3).fit(X, target, mask=mask).score(X, target, mask=mask) > 0.5
