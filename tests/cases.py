@@ -13,7 +13,7 @@ from convexformer.heads.base import Head, Layout
 from convexformer.losses import CrossEntropy, Huber, Logistic, Loss, Squared, SquaredHinge
 from convexformer.networks import LinearNetwork
 from convexformer.networks.base import Network
-from convexformer.operators import DenseOperator, GatedOperator, Operator
+from convexformer.operators import DenseOperator, GatedOperator, KernelOperator, Operator
 
 Rng = np.random.Generator
 
@@ -80,6 +80,8 @@ OPERATORS: dict[str, Callable[[Rng, int, int, int, int], Operator]] = {
     "dense, two axes": lambda rng, R, s, d, c: DenseOperator(tensor(rng, R, s * d), (s, d), c),
     "gated": lambda rng, R, s, d, c: GatedOperator(tensor(rng, R, d), tensor(rng, R, 4) >= 0, (d,), c),
     "gated, two axes": lambda rng, R, s, d, c: GatedOperator(tensor(rng, R, s * d), tensor(rng, R, 3) >= 0, (s, d), c),
+    "kernel": lambda rng, R, s, d, c: KernelOperator((phi := tensor(rng, R, d)) @ phi.T, c, trains=True),
+    "kernel, other samples": lambda rng, R, s, d, c: KernelOperator(tensor(rng, R, s), c, trains=False),
 }
 
 # ---------------------------------------------------------------------- heads

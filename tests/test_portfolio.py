@@ -274,7 +274,7 @@ def test_auto_fits_features_on_training_folds_alone(data, monkeypatch, tmp_path)
     maps = 4
     assert seen == [24] * 3 * maps + [36] * maps
     assert found.certificate_.meets(1e-3)
-    assert found.cv_results_["max_relative_gap"].max() <= 1e-2
+    assert found.cv_results_["max_relative_gap"].max() <= 2e-2
     entry = found.leaderboard_[0]
     assert entry.name == "auto"
     assert entry.score == found.best_score_
@@ -295,3 +295,15 @@ def test_auto_in_plain_estimators_and_regression(data):
     np.testing.assert_allclose(plain.network_(torch.tensor(X), mask).detach(), plain.outputs(X, mask), atol=1e-8)
     target = X[:, 0] @ np.arange(5)
     assert cf.TokenRegressorCV(head="auto", cv=3).fit(X, target, mask=mask).score(X, target, mask=mask) > 0.5
+
+
+def test_compare_puts_scikit_learn_in_the_same_table(data):
+    X, y, mask = data
+    table = cf.compare(X, y, heads=["auto", H.Feature(F.MeanPooling())], mask=mask, cv=3)
+    assert len(table) == 4
+    assert [entry.score for entry in table] == sorted((entry.score for entry in table), reverse=True)
+    certified = {entry.name: entry.gap for entry in table}
+    assert certified["auto"] is not None
+    assert certified["scikit-learn LogisticRegression"] is None
+    assert {entry.reads for entry in table if entry.gap is None} == {"mean token", "flattened tokens"}
+    assert len(cf.compare(X, X[:, 0, 0], heads=["linear"], mask=mask, cv=3)) == 3

@@ -4,7 +4,14 @@ __version__ = "0.1.0"
 
 from convexformer import data, deep, features, gauges, heads, losses, margin, networks, operators, solvers
 from convexformer.certificates import Certificate
-from convexformer.estimators import TokenClassifier, TokenClassifierCV, TokenRegressor, TokenRegressorCV
+from convexformer.estimators import (
+    Leaderboard,
+    TokenClassifier,
+    TokenClassifierCV,
+    TokenRegressor,
+    TokenRegressorCV,
+    compare,
+)
 from convexformer.io import ModelFileError, load, save
 from convexformer.objective import Objective
 from convexformer.path import Path, path
@@ -15,6 +22,7 @@ from convexformer.solving import certify, lift, solve
 
 __all__ = [
     "Certificate",
+    "Leaderboard",
     "MissingMaskWarning",
     "ModelFileError",
     "Objective",
@@ -28,6 +36,7 @@ __all__ = [
     "TokenRegressorCV",
     "ZeroSolutionWarning",
     "certify",
+    "compare",
     "data",
     "deep",
     "features",

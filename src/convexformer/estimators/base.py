@@ -188,7 +188,7 @@ class TokenEstimator(BaseEstimator, ABC):
 
     def _certify(self, X: Any, y: np.ndarray, w: np.ndarray | None, mask: Any) -> Certificate:
         check_is_fitted(self, "solution_")
-        tokens = self._read_tokens(X, mask, reset=False)
+        tokens = self._read_tokens(X, mask, reset=False).to(dtype=self.solution_.weights.form.dtype)
         return certify(self.solution_, self._problem(tokens, y, w, beta=self.beta_))
 
     def _build_head(self) -> Head:

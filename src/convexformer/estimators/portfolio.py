@@ -1,7 +1,8 @@
 """The search of ``head="auto"``: one convex program over maps of the tokens, one beta by cross-validation.
 
-Folds refit every map on their own training part, in float32, to a loose gap; the program is then solved once more, on all
-samples, in the estimator's own precision and to its tolerance.
+Everything is solved in float32, features and kernels being the data of the program, and certified in float64. Folds refit
+every map on their own training part, to a loose gap; the program is then solved once more, on all samples, to the
+estimator's tolerance.
 """
 
 from __future__ import annotations
@@ -25,14 +26,14 @@ from convexformer.weights import apply_weights
 class AutoGrid:
     """The path of a fold; set with benchmarks/probes.py."""
 
-    first: float = 0.1
-    last: float = 1e-4
-    count: int = 7
-    longest: int = 13
+    first: float = 10**-1.5
+    last: float = 10**-3.5
+    count: int = 5
+    longest: int = 10
     """Betas at most: the path goes on, at the same pace, where the best score is at its end (many classes want it)."""
-    patience: int = 3
+    patience: int = 2
     """Betas without a better score after which a fold ends its path."""
-    tolerance: float = 1e-2
+    tolerance: float = 2e-2
     """Relative gap of the folds' fits, unless the estimator's own is larger."""
 
     def ratios(self) -> np.ndarray:

@@ -46,8 +46,9 @@ class CrossValidated(TokenEstimator):
     keeps nothing.
 
     ``head="auto"`` is one convex program over maps of the tokens (:func:`convexformer.heads.portfolio`). Its folds refit the
-    maps, and have a grid of their own: ``beta_ratio`` from 0.1 to 1e-4, further while scores rise, ``n_betas`` and
-    ``beta_min_ratio`` do not matter; their fits are certified to a gap of 1e-2, the last one to ``tolerance``.
+    maps, and have a grid of their own: ``beta_ratio`` from 0.03 to 3e-4, further while scores rise, ``n_betas`` and
+    ``beta_min_ratio`` do not matter; their fits are certified to a gap of 2e-2, the last one to ``tolerance``. All is solved
+    in float32 and certified in float64.
 
     After ``fit``: ``leaderboard_``, ``cv_results_``, ``beta_ratios_``, ``best_index_`` (the one selected), ``best_score_``
     and ``beta_ratio_`` besides the attributes of the plain estimator; ``n_iter_`` counts the path of the last fit.
@@ -151,6 +152,8 @@ class CrossValidated(TokenEstimator):
         else:
             scores, gaps = (np.array(part) for part in zip(*rows, strict=True))  # (folds, betas)
         self._record(ratios, scores, gaps)
+        if auto:
+            tokens = tokens.to(dtype=torch.float32)
         self._learn_scale(tokens, w)
         problem = self._problem(tokens, codes, w, beta_ratio=1.0)
         total = 0

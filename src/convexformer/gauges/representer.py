@@ -23,6 +23,8 @@ class HilbertDual(Protocol):
 
 def _squared_norm(product: Product, Z: WeightsLike) -> Tensor:
     alpha = as_tensor(Z)
+    if not alpha.is_cuda and not bool(alpha.any()):  # a block that is not used costs nothing
+        return alpha.new_zeros(())
     return (alpha * product(alpha)).sum().clamp_min(0)
 
 
