@@ -324,10 +324,13 @@ def test_the_cholesky_bound_counts_the_long_side(shape, monkeypatch):
     monkeypatch.setattr(spectral, "SMALL_SIDE", 1)
 
     class Map:
-        like = M
+        like, formable = M, True
 
         def __init__(self):
             self.shape = tuple(M.shape)
+
+        def block(self, b):
+            return M[b]
 
         def matvec(self, V, b):
             return V @ M[b].T

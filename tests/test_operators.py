@@ -12,7 +12,15 @@ import architectures as arch
 import convexformer as cf
 from cases import ALL_HEADS, HEADS, LOSSES, OPERATORS, random_data, random_mask, tensor
 from convexformer.gauges import Factored
-from convexformer.operators import BilinearOperator, DenseOperator, GatedOperator, LowRank, Operator, bilinear
+from convexformer.operators import (
+    BilinearOperator,
+    DenseOperator,
+    GatedOperator,
+    LowRank,
+    Operator,
+    bilinear,
+    memory_budget,
+)
 from convexformer.operators.fourier import fourier_gates
 from convexformer.testing import check_operator
 
@@ -68,23 +76,28 @@ GATED = [(cf.heads.MLPMixer, kind) for kind in KINDS[:3]] + [(cf.heads.SelfAtten
 
 @pytest.mark.parametrize(("head", "targets"), GATED)
 @pytest.mark.parametrize("s", [3, 17])
-@pytest.mark.parametrize("chunk", [1, 5000, 1 << 25])
-def test_gated_matrix_operators_take_dense_weights_by_direct_products(head, targets, s, chunk, monkeypatch):
-    monkeypatch.setattr(bilinear, "TEMPORARY", chunk)
+@pytest.mark.parametrize("budget", [(1, 0), (40_000, 2_000), (1 << 28, 1 << 31)])
+def test_gated_matrix_operators_take_dense_weights_by_direct_products(head, targets, s, budget, monkeypatch):
+    with memory_budget(temporaries=budget[0], buffers=budget[0], stored=budget[1]):
+        dense_weights_by_direct_products(head, targets, s, monkeypatch)
+
+
+def dense_weights_by_direct_products(head, targets, s, monkeypatch):
     rng, n, d, c = np.random.default_rng(0), 7, 3, 1 if "one" in targets else 2
     Y = rng.standard_normal((n, s, c) if "tokens" in targets else (n, c))
     mask = random_mask(rng, n, s) if "masked" in targets else None
     A = cf.Problem(head("gated_relu", gates=2), rng.standard_normal((n, s, d)), Y, beta=1.0, mask=mask).operator
     Z, V = tensor(rng, *A.weight_shape), tensor(rng, *A.output_shape)
-    by_terms = BilinearOperator.apply_dense(A, Z), BilinearOperator.adjoint(A, V)
-    for slow in (
-        "apply_factors",
-        "matvec",
-        "rmatvec",
-    ):  # one term for each row of a matrix: minutes where these take seconds
+    by_terms = BilinearOperator.apply_dense(A, Z), adjoint_by_terms(A, V)
+    for slow in ("apply_factors", "matvec", "rmatvec"):  # one term for each row of a matrix: minutes where these take seconds
         monkeypatch.setattr(A, slow, None)
     assert torch.allclose(A.apply(Z), by_terms[0], rtol=1e-12, atol=1e-12 * float(by_terms[0].abs().max()))
     assert torch.allclose(A.adjoint(V), by_terms[1], rtol=1e-12, atol=1e-12 * float(by_terms[1].abs().max()))
+
+
+def adjoint_by_terms(A, V):
+    blocks = [BilinearOperator.adjoint_block(A, V, b) for b in range(A.n_blocks)]
+    return torch.stack(blocks).reshape(A.weight_shape)
 
 
 @pytest.mark.parametrize("head", [cf.heads.MLPMixer, cf.heads.SelfAttention], ids=["mixer", "attention"])

@@ -282,7 +282,8 @@ def test_lanczos_bounds_with_the_stated_probability(implicit, monkeypatch):
     operator, V, true = implicit
     monkeypatch.setattr(spectral, "SMALL_SIDE", 2)
     monkeypatch.setattr(spectral, "CHOLESKY_SIDE", 2)
-    monkeypatch.setattr(spectral, "LANCZOS_STEPS", 16)
+    monkeypatch.setattr(spectral, "PROOF_WIDTH", 2)
+    monkeypatch.setattr(spectral, "PROOF_STEPS", 8)
     found = spectral.bound(ImplicitMatrix(operator, V))
     assert found.kind is PolarKind.PROBABILISTIC
     assert found.confidence == 1 - spectral.FAILURE

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any, final
 
 import torch
@@ -90,7 +91,13 @@ class Problem:
             at = 1.0 if beta is None else float(beta)
             return Objective(operator, chosen, penalty, targets.Y, targets.w, at, bool(intercept))
 
-        objective = build(tokens).with_exact(lambda: build(tokens.to(dtype=torch.float64)))
+        first = build(tokens)
+
+        def exact() -> Objective:
+            operator = first.operator.exact()
+            return build(tokens.to(dtype=torch.float64)) if operator is None else replace(first, operator=operator)
+
+        objective = first.with_exact(exact)
         self._set(head, tokens, layout, objective, None)
         if beta is None:
             self._set(head, tokens, layout, objective.at(self._beta_from_ratio(float(beta_ratio or 0))), self._beta_max)

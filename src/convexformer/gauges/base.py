@@ -61,6 +61,24 @@ class LinearMap(Protocol):
     def dense(self) -> Tensor:
         """``(B, p, q)`` as one tensor."""
 
+    def block(self, b: int) -> Tensor:
+        """``M_b`` as one tensor ``(p, q)``."""
+
+    @property
+    def formable(self) -> bool:
+        """Whether one block may be formed in float64."""
+
+    @property
+    def block_cost(self) -> float:
+        """What forming one block costs, in products with one vector."""
+
+    @property
+    def leading(self) -> dict[int, Tensor]:
+        """Vectors ``(k, n)`` on the short side of each block to start estimates from; estimates leave theirs there."""
+
+    pairs: tuple[Tensor, Tensor, Tensor, Tensor] | None
+    """Singular triples that an estimate found: values, ``U: (k, p)``, ``V: (k, q)``, blocks."""
+
     def gram_spectrum(self) -> tuple[Tensor, Tensor]:
         """Singular values ``(B, n)``, rising, and vectors ``(B, n, n)`` of the short side."""
 

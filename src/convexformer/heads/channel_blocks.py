@@ -16,7 +16,7 @@ from convexformer.heads.gating import mismatch
 from convexformer.heads.matrix import SelfAttention
 from convexformer.networks import SelfAttentionNetwork
 from convexformer.operators import LowRank, Operator, SelfAttentionOperator, SumOperator
-from convexformer.operators.bilinear import sample_chunks
+from convexformer.operators.budget import sample_chunks
 from convexformer.operators.selfattention import exact_gram
 from convexformer.weights import Weights
 
@@ -33,7 +33,7 @@ def channel_blocks(X: Any, mask: Any = None) -> Blocks:
     tokens = TokenDataset.of(X, mask)
     N, s, d = tokens.X.shape
     nonzero = torch.zeros((d, d), dtype=torch.bool, device=tokens.X.device)
-    for part in sample_chunks(N, 4 * d * (s + d)):
+    for part in sample_chunks(N, 4 * d * (s + d), tokens.X, torch.float64):
         x = tokens.X[part].double()
         nonzero |= (x.mT @ x != 0).any(0)
         if bool(nonzero.all()):  # ordinary data: decided by the first samples

@@ -24,8 +24,7 @@ from convexformer.operators import (
     Operator,
     SelfAttentionOperator,
 )
-from convexformer.operators.mixer import mixer_gates
-from convexformer.operators.selfattention import attention_gates
+from convexformer.operators.gates import AttentionRule, MixerRule, hold_gates
 from convexformer.weights import Operand, Weights
 
 
@@ -137,12 +136,12 @@ class SelfAttention(MatrixHead):
         if (H := self._gate_matrices(layout)) is not None:
             pool = None
             if not layout.per_token:
-                real = X.new_ones(X.shape[:2]) if tokens.mask is None else tokens.mask.to(X.dtype)
-                pool = real / tokens.lengths[:, None]
-            return GatedSelfAttentionOperator(X, attention_gates(X, H), c, pool, tokens.mask)
-        rows = X if layout.per_token else tokens.mean_token[:, None]
+                shape = X.shape[:2]
+                real = torch.ones(shape, device=X.device) if tokens.mask is None else tokens.mask
+                pool = real.double() / tokens.lengths.double()[:, None]
+            return GatedSelfAttentionOperator(X, hold_gates(X, AttentionRule(H.to(X.device))), c, pool, tokens.mask)
         keep = tokens.mask if layout.per_token else None
-        return SelfAttentionOperator(rows, X.mT @ X, c, keep)
+        return SelfAttentionOperator.of_tokens(X, None if layout.per_token else tokens.lengths, c, keep)
 
     def penalty(self, tokens: TokenDataset, layout: Layout) -> Penalty:
         """Nuclear norm, one for each gate."""
@@ -178,7 +177,7 @@ class MLPMixer(MatrixHead):
         """Flattened tokens when pooled and linear, mixing otherwise."""
         X, c = tokens.X, layout.n_outputs
         if (H := self._gate_matrices(layout)) is not None:
-            return GatedMixerOperator(X, mixer_gates(X, H), c, pooled=not layout.per_token)
+            return GatedMixerOperator(X, hold_gates(X, MixerRule(H.to(X.device))), c, pooled=not layout.per_token)
         if layout.per_token:
             return MixerOperator(X, c)
         return DenseOperator(X.flatten(1), (layout.n_tokens, layout.width), c, columns=layout.width * c)

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from convexformer.networks.base import FactorNetwork
 from convexformer.operators import LowRank
-from convexformer.operators.mixer import mixer_gates
-from convexformer.operators.selfattention import attention_gates
+from convexformer.operators.gated_attention import attention_gates
+from convexformer.operators.gated_mixer import mixer_gates
 from convexformer.weights import Weights
 
 

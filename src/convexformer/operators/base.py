@@ -66,6 +66,13 @@ class Operator(ABC):
     def to(self, *, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> Operator:
         """Return the same map on another device or in another dtype."""
 
+    def exact(self) -> Operator | None:
+        """Return the same map in float64, as if built from the data in float64, without a second copy of the data.
+
+        None where it has to be built from the data anew. Certificates of float32 problems are computed with it.
+        """
+        return None
+
     @property
     @abstractmethod
     def like(self) -> Tensor:
