@@ -128,10 +128,8 @@ class FourierOperator(Operator):
         if self.pooled and self.gates is not None:
             rows = (V[part] / self.s).view(-1, self.B, self.cb).transpose(0, 1)[:, :, None]  # (B, n, 1, cb)
             return (self._gate_spectrum(part)[..., None] * rows).flatten(3)
-        if self.pooled:
-            rows = (V[part] / self.s)[:, None].expand(-1, self.s, -1)
-        else:
-            rows = V.reshape(self.N, self.s, -1)[part]
+        tokens = (V[part] / self.s)[:, None].expand(-1, self.s, -1) if self.pooled else None
+        rows = V.reshape(self.N, self.s, -1)[part] if tokens is None else tokens
         n = len(rows)
         rows = rows.reshape(n, self.s, self.B, 1, self.cb)
         if self.gates is not None:

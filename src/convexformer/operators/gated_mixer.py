@@ -59,7 +59,7 @@ class GatedMixerOperator(GatedMatrixOperator):
         for part in self._parts(m):
             S = (D[part] / self.s @ wide.T)[..., None] if self.pooled else wide @ self._grid(D)[part].mT  # (n, a*m, o)
             S = S.unflatten(1, (self.d, m)) * self._gate(b, part)[:, :, None]  # (n, a, m, o)
-            out.addmm_(self._tokens(part).mT.flatten(0, 1).T, S.flatten(0, 1).flatten(1))
+            out.addmm_(self._channels(part).T, S.flatten(0, 1).flatten(1))
         return out.view(self.s, m, self.s).transpose(0, 1).reshape(m, -1)
 
     def _backward(self, D: Tensor, U: Tensor, b: int, forward: Tensor | None) -> Tensor:
@@ -76,7 +76,7 @@ class GatedMixerOperator(GatedMatrixOperator):
         """``D . (W1_j X)``, shape ``(n, a, m, o)``."""
         m = len(U)
         mix = U.view(m, self.s, self.s).transpose(0, 1).reshape(self.s, m * self.s)  # (t, m*o)
-        H = (self._tokens(part).mT.flatten(0, 1) @ mix).view(-1, self.d, m, self.s)
+        H = (self._channels(part) @ mix).view(-1, self.d, m, self.s)
         return H.mul_(self._gate(b, part)[:, :, None])
 
     # ------------------------------------------------------------------ dense weights
@@ -111,6 +111,10 @@ class GatedMixerOperator(GatedMatrixOperator):
         return self.size <= DENSE_WEIGHTS and 2 * m * (self.s + self.c) > self.n_blocks * self.s * self.c
 
     # ------------------------------------------------------------------ pieces
+
+    def _channels(self, part: slice) -> Tensor:
+        """``(n*a, t)``: channels as rows."""
+        return self._tokens(part).mT.flatten(0, 1)
 
     def _grid(self, D: Tensor) -> Tensor:
         return D.view(self.N, self.s, self.c)

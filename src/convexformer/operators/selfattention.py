@@ -46,7 +46,6 @@ class StreamedGrams:
 
     def to(self, *, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> Tensor:
         """Hold them after all."""
-        N, s, d = self.tokens.shape
         parts = [self[part].to(device=device, dtype=dtype) for part in _token_chunks(self.tokens.X, self.tokens.dtype)]
         return torch.cat(parts)
 
@@ -117,9 +116,10 @@ class SelfAttentionOperator(BilinearOperator):
         """Move tokens and Gram matrices."""
         keep = None if self.keep is None else self.keep.to(device=device)
         L, G = (part.to(device=device, dtype=dtype) for part in (self.L, self.G))
-        source = None  # narrower tokens are no source for an exact operator
+        source: tuple[Tensor, Tensor | None] | None = None  # narrower tokens are no source for an exact operator
         if self.source is not None and (dtype is None or dtype == self._like.dtype):
-            source = tuple(None if part is None else part.to(device=device) for part in self.source)
+            X, lengths = self.source
+            source = (X.to(device=device), None if lengths is None else lengths.to(device=device))
         return SelfAttentionOperator(L, G, self.c, keep, source)
 
     # ------------------------------------------------------------------ factors
