@@ -296,11 +296,12 @@ def test_the_intercept_of_a_saturated_logistic_loss():
         assert float(b) == pytest.approx(-math.log(1e4), rel=1e-14)
 
 
-@pytest.mark.parametrize("make", [Logistic, Huber, lambda: Huber(1e-3), SquaredHinge])
-def test_intercepts_are_roots_whatever_the_weights_offsets_and_starts(make):
-    loss = make()
+@pytest.mark.parametrize(
+    ("loss", "searches"), [(Logistic(), 400), (Huber(), 100), (Huber(1e-3), 100), (SquaredHinge(), 100)]
+)
+def test_intercepts_are_roots_whatever_the_weights_offsets_and_starts(loss, searches):
     calls = count(loss)
-    for seed in range(400):
+    for seed in range(searches):
         F, Y, w, start = far_out(seed)
         calls.clear()
         b = loss.best_intercept(F, Y, w, start)
