@@ -1,6 +1,6 @@
 """Contract checks: run them on an operator, a loss, a penalty or a head of your own.
 
-Every check raises ``AssertionError`` with the numbers that disagree, and returns nothing when all is well::
+Every check raises ``AssertionError`` with the numbers that disagree, and returns None on success::
 
     from convexformer.testing import check_gauge
     check_gauge(MyGauge(), shape=(4, 3, 2))
@@ -31,7 +31,7 @@ from convexformer.solving import certify, solve
 from convexformer.weights import Weights
 
 MakeNetwork = Callable[[Layout, int], Network]
-DENSE_LIMIT = 1 << 16  # operators with no more entries than this are also compared as matrices
+DENSE_CHECK_ENTRIES = 1 << 16  # operators with at most this many entries are also compared as dense matrices
 
 
 def check_operator(operator: Operator, seed: int = 0) -> None:
@@ -57,7 +57,7 @@ def check_operator(operator: Operator, seed: int = 0) -> None:
     if (parts := operator.token_features()) is not None:
         _check_slices(operator, parts, Z, V, AtV, slack)
     p, r = math.prod(operator.weight_shape), math.prod(operator.output_shape)
-    if p * r > DENSE_LIMIT:
+    if p * r > DENSE_CHECK_ENTRIES:
         return
     columns = torch.eye(p, dtype=Z.dtype, device=Z.device).reshape(p, *operator.weight_shape)
     rows = torch.eye(r, dtype=Z.dtype, device=Z.device).reshape(r, *operator.output_shape)
@@ -70,7 +70,7 @@ def check_operator(operator: Operator, seed: int = 0) -> None:
 
 
 def _check_slices(operator: Operator, parts: TokenFeatures, Z: Tensor, V: Tensor, AtV: Tensor, slack: float) -> None:
-    """The parts make up the operator; on some tokens alone it is what it is with the others at zero."""
+    """``token_features()`` reproduce the operator; ``restricted(tokens)`` equals it with all other slices at zero."""
     X, gates = parts.features, parts.gates
     one = Z if gates is not None else Z[None]
     D = X.new_ones(len(X), 1) if gates is None else gates
@@ -150,7 +150,10 @@ def check_penalty(penalty: Penalty, shape: tuple[int, ...], seed: int = 0) -> No
         for scale in (0.0, 0.5, 1.0, -1.0):
             N = scale * (limit if math.isfinite(limit) else 1.0) * M
             own = penalty.conjugate(N, beta)
-            _require(own == 0 or not penalty.indicator_conjugate, f"the conjugate is {own}, and it is said to be zero")
+            _require(
+                own == 0 or not penalty.indicator_conjugate,
+                f"the conjugate is {own}; indicator_conjugate says that it is zero",
+            )
             bound = beta * penalty.value(Z) + own
             _at_most("<M, Z> against beta g(Z) + (beta g)*(M)", _inner(N, Z), bound, 1e-10 * (1 + float(bound)))
     if not isinstance(penalty, Proximal):
@@ -214,8 +217,8 @@ def check_head(
 ) -> None:
     """Operator, ``beta_max``, recovery and lift of a head, and the certificates of its networks.
 
-    ``make_network(layout, seed)`` returns any network of the head, a random one say; with it the lift is checked to
-    never raise the objective, and the certificate to never be below the true gap.
+    ``make_network(layout, seed)`` returns any network of the head, a random one say; with it the lift is checked
+    not to raise the objective, and the certified gap not to be below the true one.
     """
     options: dict[str, Any] = {"loss": loss, "mask": mask, "sample_weight": sample_weight, "intercept": intercept}
     problem = Problem(head, X, Y, beta_ratio=0.3, **options)
@@ -254,9 +257,9 @@ def check_weak_duality(problem: Problem, tolerance: float = 1e-6) -> Solution:
     for record, weights in seen:
         where = f"at iteration {record.iteration}: "
         proof = certificate(objective, weights)
-        room = slack * (abs(best) + abs(record.primal))
-        _at_most(where + "dual of the history against the best primal", record.dual, best, room)
-        _equal(where + "primal of the history and of the certificate", record.primal, proof.primal, room)
+        allowed = slack * (abs(best) + abs(record.primal))
+        _at_most(where + "dual of the history against the best primal", record.dual, best, allowed)
+        _equal(where + "primal of the history and of the certificate", record.primal, proof.primal, allowed)
         _encloses(proof, solution.certificate, where)
     return solution
 
@@ -275,21 +278,21 @@ def _check_factors(operator: BilinearOperator, Z: Tensor, AZ: Tensor, V: Tensor,
         for AF in (
             operator.apply(terms),
             operator.apply_factors(terms),
-        ):  # through dense matrices where that pays, and not
+        ):  # the first may go through dense matrices, the second never does
             _equal("A applied to factors and to the tensor", AF, AZ, slack * size)
         for left, right in (operator.factor_gradients(D, terms), apart):
-            _equal("left products and A^T V", left, (M @ factors.V[:, :, None])[:, :, 0], 10 * slack * size)
-            _equal("right products and A^T V", right, (factors.U[:, None] @ M)[:, 0], 10 * slack * size)
+            _equal("matvec products and A^T V", left, (M @ factors.V[:, :, None])[:, :, 0], 10 * slack * size)
+            _equal("rmatvec products and A^T V", right, (factors.U[:, None] @ M)[:, 0], 10 * slack * size)
 
 
 def _reordered(values: Tensor) -> Tensor:
-    """Return the same numbers with the axes stored in the opposite order, and every second place left out."""
+    """Return the same numbers with the axes stored in reverse order and with gaps in memory."""
     wide = torch.stack([values, values], -1).permute(*reversed(range(values.ndim)), values.ndim).contiguous()
     return wide[..., 0].permute(*reversed(range(values.ndim)))
 
 
 def _check_dual_scale(loss: Loss, U: Tensor, Y: Tensor, w: Tensor) -> None:
-    """The scale is legal, no worse than the plain one, and the best of a grid where it has a closed form."""
+    """``dual_scale`` is feasible, no worse than the unscaled point, and optimal on a grid where it has a closed form."""
 
     def dual(t: float) -> float:
         return -float((w * loss.conjugate(t * U, Y)).sum())
@@ -311,7 +314,7 @@ def _check_prox(penalty: Penalty, Z: Tensor, P: Tensor, step: float, draw: Calla
     R, scale = Z - P, float(Z.square().sum())
     limit, polar = penalty.max_dual_scale(R, step)
     if polar.kind.certifies:
-        _at_most("1 against the scale limit of Z - prox(Z): polar(Z - P) <= step", 1.0, limit, 1e-9)
+        _at_most("1 against max_dual_scale of Z - prox(Z): polar(Z - P) <= step", 1.0, limit, 1e-9)
         right = step * penalty.value(P) + penalty.conjugate(R, step)
         _equal("<Z - P, P> and step g(P) + (step g)*(Z - P)", _inner(R, P), right, 1e-9 * scale)
     least = 0.5 * R.square().sum() + step * penalty.value(P)
@@ -341,7 +344,7 @@ def _check_recovery(problem: Problem, weights: Weights, X: Any, mask: Any) -> No
 
 
 def _check_beta_max(problem: Problem) -> None:
-    """``Z = 0`` is optimal, and certified, at ``beta_max``; a little below it is neither."""
+    """``Z = 0`` is optimal and certified at ``beta_max``, and not optimal slightly below it."""
     top = problem.beta_max
     _require(top > 0, f"beta_max is {top}: these targets leave nothing to learn, so beta_max cannot be checked")
     zero = problem.operator.zeros()
@@ -369,10 +372,10 @@ def _check_network(problem: Problem, network: Network, solution: Solution, X: An
 
 def _encloses(proof: Certificate, tight: Certificate, where: str) -> None:
     """``dual <= p* <= primal``, with ``p*`` known from a tight certificate."""
-    room = 1e-9 * (abs(proof.primal) + abs(tight.primal))
-    _at_most(where + "dual against the objective of the solution", proof.dual, tight.primal, room)
-    _at_most(where + "dual of the solution against the primal", tight.dual, proof.primal, room)
-    _at_most(where + "true gap against the certified gap", proof.primal - tight.primal, proof.gap, room)
+    allowed = 1e-9 * (abs(proof.primal) + abs(tight.primal))
+    _at_most(where + "dual against the objective of the solution", proof.dual, tight.primal, allowed)
+    _at_most(where + "dual of the solution against the primal", tight.dual, proof.primal, allowed)
+    _at_most(where + "true gap against the certified gap", proof.primal - tight.primal, proof.gap, allowed)
 
 
 def _rows(problem: Problem, outputs: Tensor) -> Tensor:
@@ -407,16 +410,16 @@ def _same_shape(name: str, tensor: Tensor, expected: tuple[int, ...]) -> None:
     _require(tuple(tensor.shape) == tuple(expected), f"{name} has shape {tuple(tensor.shape)}; expected {expected}")
 
 
-def _equal(name: str, got: Tensor | float | None, expected: Tensor | float, room: float) -> None:
+def _equal(name: str, got: Tensor | float | None, expected: Tensor | float, allowed: float) -> None:
     a, b = (torch.as_tensor(value, dtype=torch.float64).detach() for value in (got, expected))
     worst = float((a - b).abs().max()) if a.numel() else 0.0
-    _require(worst <= room, f"{name} differ by {worst:.3g} (allowed {room:.3g}): {_show(a)} and {_show(b)}")
+    _require(worst <= allowed, f"{name} differ by {worst:.3g} (allowed {allowed:.3g}): {_show(a)} and {_show(b)}")
 
 
-def _at_most(name: str, got: Tensor | float, bound: Tensor | float, room: float) -> None:
+def _at_most(name: str, got: Tensor | float, bound: Tensor | float, allowed: float) -> None:
     a, b = (torch.as_tensor(value, dtype=torch.float64).detach() for value in (got, bound))
     worst = float((a - b).max())
-    _require(worst <= room, f"{name}: too large by {worst:.3g} (allowed {room:.3g}): {_show(a)} and {_show(b)}")
+    _require(worst <= allowed, f"{name}: too large by {worst:.3g} (allowed {allowed:.3g}): {_show(a)} and {_show(b)}")
 
 
 def _show(values: Tensor) -> str:
