@@ -2,10 +2,11 @@
 
     PYTHONPATH=src python benchmarks/gpu_resident.py --json out.json
 
-All three are the library's own code. ``asks`` and ``sync_free``: FISTA with ``sync_free=False`` and ``True`` (convex attention),
-and the staircase's bursts that read whether a step was accepted at once or one step later (pooled self-attention). ``recorded``:
-``sync_free`` replayed as a CUDA graph, which the library does up to a size. Cross-entropy with an intercept, float32.
-Host syncs are counted by torch (``set_sync_debug_mode``), the share of time in which the GPU is busy by its profiler.
+All three ways are the library's own code. ``asks`` and ``sync_free`` are FISTA with ``sync_free=False`` and ``True``
+(convex attention), and the staircase's bursts that read whether a step was accepted at once or one step later (pooled
+self-attention). ``recorded`` is ``sync_free`` replayed as a CUDA graph, which the library does up to a size.
+Cross-entropy with an intercept, float32. Host syncs are counted by torch (``set_sync_debug_mode``), the share of time in
+which the GPU is busy by its profiler.
 """
 
 from __future__ import annotations

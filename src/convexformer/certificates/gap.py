@@ -25,7 +25,7 @@ from convexformer.operators import ImplicitMatrix, LowRank
 from convexformer.weights import Operand, Weights
 
 ADJOINT_TOLERANCE = 1e-6
-"""``<V, A Z>`` and ``<A^T V, Z>`` may differ by this fraction of ``|V| |A Z| + sum |A^T V| |Z|``, else the adjoint is wrong."""
+"""``<V, A Z>`` and ``<A^T V, Z>`` may differ by this share of ``|V| |A Z| + sum |A^T V| |Z|``, or the adjoint is wrong."""
 FLOAT64_TINY = torch.finfo(torch.float64).tiny
 FLOAT64_EPS = torch.finfo(torch.float64).eps
 

@@ -64,9 +64,10 @@ class Fastfood(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator,
         is ``|x|^2 / (2 sigma^2)`` and the kernel ``exp(x . y / sigma^2)``. (The offset ``|x|^2`` of Fisher et al.,
         section 4, is right for sigma = 1 only.) The variance grows quickly with ``|x|``.
     ``"chi"``
-        ``phi_cvx`` of Fisher et al. (*Convex Self-Attention Mechanisms*), ``S H G_chi Pi H B x / (sigma sqrt(D))``,
-        with chi variables of ``dof`` degrees in ``G``. It is a fixed **linear** map, no kernel approximation: a head with it has the same functions as without, under
-        another norm. It is here to reproduce their experiments; :meth:`matrix` returns it.
+        ``phi_cvx`` of Fisher et al. (*Convex Self-Attention Mechanisms*), ``S H G_chi Pi H B x / (sigma sqrt(D))``, with
+        chi variables of ``dof`` degrees in ``G``. It is a fixed **linear** map, no kernel approximation: a head with it
+        has the same functions as without, under another norm. It is here to reproduce their experiments;
+        :meth:`matrix` returns it.
 
     ``n_features`` is the number of outputs: even for ``"gaussian"``, which has pairs. None takes as many projections as
     the padded size D, so D features, or 2D for ``"gaussian"``.
