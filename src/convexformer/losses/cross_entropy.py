@@ -91,6 +91,8 @@ class CrossEntropy(Loss):
 
     def best_intercept(self, F: Tensor, Y: Tensor, w: Tensor, start: Tensor, rows: Rows = LOCAL) -> Tensor:
         """Return the minimiser of mean zero, by Newton's method in ``c`` variables; see :class:`SoftmaxIntercept`."""
+        if not bool(torch.isfinite(rows.total(F.sum()))):
+            return start
         return SoftmaxIntercept(F, Y, w, rows).best(start)
 
     def balance(self, U: Tensor, Y: Tensor, w: Tensor, rows: Rows = LOCAL) -> Tensor:

@@ -10,19 +10,20 @@ from typing import final
 import torch
 from torch import Tensor
 
-from convexformer.losses.intercept import trust_region_newton
+from convexformer.losses.intercept import SUFFICIENT_DECREASE, finite, trust_region_newton
 from convexformer.rows import LOCAL, Rows
 
 MANY_CLASSES = {"cpu": 256, "cuda": 1024}  # beyond this the Hessian of the intercept is used through products only
 FEW_CLASSES = 32  # below this a CPU reduces over the first axis faster than over the last
-PLAIN_STEPS = 10  # Newton steps before a trust region takes over
+PLAIN_STEPS, STAGE_STEPS = 15, 5  # Newton steps from a start, and at each temperature
+MAX_STAGES = 20  # temperatures, each half of the one before
 CG_STEPS = 10
 LONGEST_STEP = 20.0  # of a Newton step, in the max norm
 
 
 @final
 class SoftmaxIntercept:
-    """Minimise ``sum_i w_i (log sum_l exp(f_il + b_l) - <p_i, b>)`` over ``b: (c,)`` of mean zero.
+    """Minimise ``sum_i w_i (log sum_l exp(f_il / T + b_l) - <p_i, b>)`` over ``b: (c,)`` of mean zero, at ``T = 1``.
 
     Probabilities are kept as ``Q: (c, R)`` in one buffer that every evaluation overwrites.
     """
@@ -36,41 +37,78 @@ class SoftmaxIntercept:
         one_hot = bool((Y.gather(1, label.T) == 1).all()) and int(torch.count_nonzero(Y)) == len(Y)
         self.label = label if one_hot else None  # (1, R)
         self.uniform = len(w) > 0 and bool((w == w[0]).all())
+        self.inverse_temperature = 1.0
         self.half_sizes = w  # (R,) half the sum of the moduli of each row's gradient
 
     def best(self, start: Tensor) -> Tensor:
-        """Return the minimiser of mean zero, by Newton steps while each halves the slope, else in a trust region.
+        """Return the minimiser of mean zero; ``start`` where outputs are not finite.
 
-        ``start`` where outputs are not finite.
+        By Newton's method from ``start``. Where that fails, outputs are far apart and the objective is nearly piecewise
+        linear; divided by a temperature they make it smooth, and each solution starts the next (the epsilon-scaling of
+        optimal transport). What those temperatures leave to do, if anything, is done in a trust region.
         """
-        eps = torch.finfo(start.dtype).eps
-        b = start - start.mean()
+        b = finite(start)
+        b, found = self._newton(b - b.mean(), PLAIN_STEPS)
+        spread = 0.0 if found else float(self.rows.bound(self.F.amax(0) - self.F.amin(0)))
+        if found or not math.isfinite(spread):
+            return b if found else start
+        b = (self.rows.weighted(self.w, self.Y) / self.total).clamp_min(1e-300).log()  # best at an infinite temperature
+        for stage in range(min(math.ceil(math.log2(max(spread, 2.0))), MAX_STAGES), 0, -1):
+            self.inverse_temperature = 0.5**stage
+            b = 2 * self._newton(b - b.mean(), STAGE_STEPS, 1e-2)[0]
+        self.inverse_temperature = 1.0
+        b, found = self._newton(b, PLAIN_STEPS)
+        if found:
+            return b
+        return trust_region_newton(
+            self._value, self._slope_and_size, self._hessian, b, lambda: self.rows.bound(self.F.T)
+        )
+
+    def _newton(self, b: Tensor, steps: int, tolerance: float = 0.0) -> tuple[Tensor, bool]:
+        """Take damped Newton steps until the slope is rounding, or ``tolerance`` times its terms; tell whether it is."""
+        eps = torch.finfo(b.dtype).eps
+        limit = max(4 * eps, tolerance)
         G = self._slope(b)
-        for _ in range(PLAIN_STEPS):
-            worst = float(G.abs().max())
+        worst = float(G.abs().max())
+        for _ in range(steps):
+            if worst <= 2 * limit * self.total and worst <= limit * self._size():  # the size is at most twice the total
+                return b, True
             if not math.isfinite(worst):
-                return start
-            if worst <= 8 * eps * self.total and worst <= 4 * eps * self._size():  # the size is at most twice the total
-                return b
+                break
             step = self._step(G)
-            longest, predicted = float(step.abs().max()), -float(G @ step)
+            longest, predicted = torch.stack([step.abs().max(), -(G @ step)]).tolist()
             # by self-concordance the next slope is at most <step, H step>: where that is rounding none need be computed
             exact = len(b) <= many_classes(b) and longest < 0.1
             if exact and predicted <= 8 * eps * self.total and predicted <= 4 * eps * self._size():
-                return b + step
-            G_there = self._slope(b + step)
-            if longest >= LONGEST_STEP or not float(G_there.abs().max()) <= 0.5 * worst:
+                return b + step, True
+            found = self._line_search(b, step, worst, predicted)
+            if found is None:
                 break
-            b, G = b + step, G_there
-        reach = self.rows.bound(self.F.T)
-        return trust_region_newton(self._value, self._slope_and_size, self._hessian, b, lambda: reach)
+            b, G, worst = found
+        return b, False
+
+    def _line_search(
+        self, b: Tensor, step: Tensor, worst: float, predicted: float
+    ) -> tuple[Tensor, Tensor, float] | None:
+        """Return the first point along the step that halves the slope or decreases the value, its slope and size."""
+        here = None
+        for t in (1.0, 0.5, 0.25, 0.125):
+            trial = b + t * step
+            G = self._slope(trial)
+            worst_there = float(G.abs().max())
+            if worst_there <= 0.5 * worst:
+                return trial, G, worst_there
+            here = float(self._value(b)) if here is None else here
+            if float(self._value(trial)) <= here - SUFFICIENT_DECREASE * t * predicted:
+                return trial, G, worst_there
+        return None
 
     def _slope_and_size(self, b: Tensor) -> tuple[Tensor, Tensor]:
         return self._slope(b), 2 * self.rows.dot(self.w, self.half_sizes)
 
     def _slope(self, b: Tensor) -> Tensor:
         """``sum_i w_i (q_i - p_i)``, with all its digits where labels are all but certain; leaves ``q`` in ``Q``."""
-        Q, w = torch.add(self.F, b[:, None], out=self.Q), self.w
+        Q, w = torch.add(b[:, None], self.F, alpha=self.inverse_temperature, out=self.Q), self.w
         Q.sub_(Q.amax(0)).exp_()
         Q.div_(Q.sum(0))
         if self.label is not None:  # the gradient at the label is minus the sum of the others
@@ -111,7 +149,7 @@ class SoftmaxIntercept:
         return lambda d: hessian_product(Q, w, rows, mass, d) + mass.mean() * d.mean()
 
     def _value(self, b: Tensor) -> Tensor:
-        return self.rows.dot(self.w, cross_entropy((self.F + b[:, None]).T, self.Y))
+        return self.rows.dot(self.w, cross_entropy(torch.add(b, self.F.T, alpha=self.inverse_temperature), self.Y))
 
 
 def cross_entropy(F: Tensor, Y: Tensor) -> Tensor:
