@@ -44,6 +44,7 @@ class _Derived:
 
     def __init__(self, objective: Objective, exact: Callable[[], Objective] | None = None) -> None:
         self._of = (objective.operator, objective.targets, objective.sample_weight, objective.rows)
+        self._offset = objective.offset
         self.exact = exact
         self.factored: FactoredView | None = None
         self.compressed: tuple[Operator, Tensor] | None = None
@@ -53,7 +54,8 @@ class _Derived:
     def belongs_to(self, objective: Objective) -> bool:
         """Tell whether an objective has the same operator, targets, weights and rows, by identity (``is``)."""
         theirs = (objective.operator, objective.targets, objective.sample_weight, objective.rows)
-        return all(own is other for own, other in zip(self._of, theirs, strict=True))
+        same = all(own is other for own, other in zip(self._of, theirs, strict=True))
+        return same and self._offset == objective.offset
 
 
 @final
