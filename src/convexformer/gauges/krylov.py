@@ -15,6 +15,9 @@ from torch import Tensor
 
 Product = Callable[[Tensor], Tensor]
 
+LOST = 1e3
+"""Roundings: a new direction shorter than this many of them has run out."""
+
 
 @final
 class Krylov:
@@ -43,10 +46,14 @@ class Krylov:
         """Add a block to the space."""
         m, width = len(self.basis), len(self.image)
         raw = self.back(self.image) / self.unit
-        new = raw
-        for _ in range(2):  # rounding, and directions that have run out, must not lose the orthogonality
-            new = new - (new @ self.basis.T) @ self.basis
-            new = torch.linalg.qr(new.T)[0].T[: self.basis.shape[1] - m]
+        Q, R = torch.linalg.qr(self._beside(raw).T)
+        # where directions run out only rounding is left, most of it inside the space: random ones take their place, for
+        # a basis that is not orthonormal would give values above the true ones
+        lost = R.diagonal().abs() <= LOST * torch.finfo(raw.dtype).eps * raw.norm(dim=1).max()
+        new = torch.where(lost[:, None], random_rows(len(raw), raw.shape[1], raw, seed=m), Q.T)
+        for _ in range(2):
+            new = torch.linalg.qr(self._beside(new).T)[0].T
+        new = new[: self.basis.shape[1] - m]
         self.image = self.there(new) / self.unit
         if self.images is not None:
             self.images.append(self.image)
@@ -72,6 +79,10 @@ class Krylov:
         sigma = squares.clamp_min(0).sqrt()
         far = (C @ torch.cat(self.images)).double() / sigma.clamp_min(torch.finfo(sigma.dtype).tiny)[:, None]
         return self.unit * sigma.to(self.basis), C @ self.basis, far.to(self.basis)
+
+    def _beside(self, rows: Tensor) -> Tensor:
+        """Rows less their part in the space."""
+        return rows - (rows @ self.basis.T) @ self.basis
 
     @staticmethod
     def _gram(rows: Tensor) -> Tensor:

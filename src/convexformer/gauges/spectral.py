@@ -96,7 +96,7 @@ def top_pairs(
         if B > 1 or 2 * k <= len(M.pairs[0]):
             sigma, U, V, block = (part[:k] for part in M.pairs)
             return sigma, U, V, block
-        start = M.pairs[2]
+        start = M.pairs[2][:k]
     found = []
     for b in range(B):
         U, sigma, V = _subspace(M, b, k, start, sweeps)
@@ -196,10 +196,8 @@ def _subspace(M: LinearMap, b: int, k: int, start: Tensor | None, sweeps: int) -
     _, p, q = M.shape
     width = min(k + 8, p, q)
     V = random_rows(width, q, M.like, seed=0)
-    if start is not None and len(start):
-        V = torch.cat([start.to(V), V])
-        width = min(len(V), p, q)
-        V = V[:width]
+    if start is not None:
+        V = torch.cat([start.to(V), V])[:width]
     for _ in range(sweeps):
         U = torch.linalg.qr(M.matvec(V, b).T)[0].T
         V = torch.linalg.qr(M.rmatvec(U, b).T)[0].T

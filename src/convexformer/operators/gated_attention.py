@@ -20,8 +20,9 @@ class GatedSelfAttentionOperator(GatedMatrixOperator):
     """``f_i = sum_g (D_g(X_i) . (X_i W1 X_i^T)) X_i W2`` with gates ``D_g(X) = 1{X H_g X^T >= 0}``, ``H: (B, d, d)``.
 
     ``Z_g[(k, a), (l, b)] = W1[a, k] W2[l, b]``. ``pool: (N, s)`` averages the output tokens (rows ``1/length``, float64);
-    None keeps them. Pooled, the output is ``sum_t (e_t^T W1 x_t) x_t W2`` with the gated tokens ``e = D^T diag(pool) X``, of the
-    size of the tokens for each gate: pairs of tokens meet only there, and they are kept where the memory budget has room.
+    None keeps them. Pooled, the output is ``sum_t (e_t^T W1 x_t) x_t W2`` with the gated tokens ``e = D^T diag(pool) X``,
+    of the size of the tokens for each gate: pairs of tokens meet only there, and they are kept where the memory budget
+    has room.
     Operations of a product with one vector: ``2 N s d^2`` a gate, ``2 N s^2 d`` for its gated tokens; without pooling
     ``2 N s (s + d) (d + c)``. Of a formed block, pooled: ``N d^3 (s + c)``.
     """

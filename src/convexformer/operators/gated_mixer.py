@@ -95,9 +95,12 @@ class GatedMixerOperator(GatedMatrixOperator):
     def adjoint_block(self, V: Tensor, b: int) -> Tensor:
         """``M_g[(t, o), (a, c)] = sum_i X_i[t, a] D_g[o, a] R_i[o, c]``: the same products, transposed."""
         out = V.new_zeros((self.d, self.s, self.s * self.c))  # (a, t, o*c)
-        for part in self._wide_parts():
+        parts = self._wide_parts()
+        buffer = V.new_empty((self.d, parts[0].stop, self.s, self.c))  # fresh memory of this size costs time
+        for part in parts:
             R = (V[part] / self.s)[:, None] if self.pooled else self._grid(V)[part]  # (n, o or 1, c)
-            gated = self._gate(b, part).transpose(0, 1)[..., None] * R  # (a, n, o, c)
+            gated = buffer[:, : len(R)]
+            torch.mul(self._gate(b, part).transpose(0, 1)[..., None], R, out=gated)  # (a, n, o, c)
             out.baddbmm_(self._tokens(part).permute(2, 1, 0), gated.flatten(2))
         return out.unflatten(2, (self.s, self.c)).permute(1, 2, 0, 3).reshape(self.s**2, self.d * self.c)
 
@@ -123,7 +126,7 @@ class GatedMixerOperator(GatedMatrixOperator):
         return sample_chunks(self.N, 2 * (m + 1) * self.s * self.d, self.like)
 
     def _wide_parts(self) -> list[slice]:
-        return sample_chunks(self.N, 2 * self.d * self.s * (self.c + 1), self.like)
+        return sample_chunks(self.N, self.d * self.s * (self.c + 3), self.like, buffered=True)
 
 
 def mixer_gates(X: Tensor, H: Tensor) -> Tensor:
