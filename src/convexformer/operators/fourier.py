@@ -12,6 +12,7 @@ from torch import Tensor
 from convexformer.operators.base import Operator
 from convexformer.operators.budget import sample_chunks, worth_storing
 
+FEW_PRODUCTS = 3  # from this many on it pays to keep what they have in common
 WIDE = 3
 """Channels a output from which ``X^ Z^`` is formed rather than ``conj(D^) X^``: twice the operations, fewer numbers."""
 
@@ -53,6 +54,7 @@ class FourierOperator(Operator):
         self.n_frequencies = math.prod(grid[:-1]) * (grid[-1] // 2 + 1)
         self._like = X.new_empty(0, dtype=dtype)
         self._stored: Tensor | None = None
+        self._n_products = 0
 
     @property
     def like(self) -> Tensor:
@@ -78,6 +80,7 @@ class FourierOperator(Operator):
 
     def apply(self, Z: Tensor) -> Tensor:
         """Multiply spectra, a chunk of the samples at a time."""
+        self._n_products += 1
         Z = Z.reshape(self.B, self.g, self.s, self.db, self.cb)
         kernel = self._fft(Z.permute(2, 0, 3, 1, 4).reshape(1, self.s, -1))[0]
         kernel = kernel.view(-1, self.B, self.db, self.g, self.cb)  # (f, B, db, g, cb)
@@ -94,6 +97,7 @@ class FourierOperator(Operator):
 
     def adjoint(self, V: Tensor) -> Tensor:
         """Correlate: multiply by conjugate spectra."""
+        self._n_products += 1
         features_first = self.pooled and self.gates is not None and self._features_first
         total: Tensor | None = None
         for part in self._parts():
@@ -147,8 +151,11 @@ class FourierOperator(Operator):
         """``conj(D^) X^`` as real numbers, ``(B, n, g*f*db*2)``."""
         if worth_storing(self._feature_numbers, self.like):
             if self._stored is None:
-                chunks = sample_chunks(self.N, 3 * (self._feature_numbers // self.N), self.like)
-                self._stored = torch.cat([self._features_of(chunk) for chunk in chunks], 1)
+                each = self._feature_numbers // self.N
+                stored = self.like.new_empty((self.B, self.N, each // self.B))
+                for chunk in sample_chunks(self.N, 3 * each, self.like):
+                    stored[:, chunk] = self._features_of(chunk)
+                self._stored = stored
             return self._stored[:, part]
         return self._features_of(part)
 
@@ -195,8 +202,10 @@ class FourierOperator(Operator):
 
     @property
     def _features_first(self) -> bool:
-        """Whether the products of spectra are formed: they are kept, or not many more than there are outputs."""
-        return self.db <= WIDE * self.cb or worth_storing(self._feature_numbers, self.like)
+        """Whether the products of spectra are formed: not many more than there are outputs, or kept for many products."""
+        return self.db <= WIDE * self.cb or (
+            self._n_products > FEW_PRODUCTS and worth_storing(self._feature_numbers, self.like)
+        )
 
     def _parts(self) -> list[slice]:
         """Chunks of samples: spectra of tokens, and of what is gated."""

@@ -125,8 +125,10 @@ class GatedSelfAttentionOperator(GatedMatrixOperator):
         if b in self._stored:
             return self._stored[b][part]
         if worth_storing(self.n_blocks * self.X.numel(), self.like):
-            chunks = sample_chunks(self.N, 3 * self.s * (self.s + self.d), self.like)
-            self._stored[b] = torch.cat([self._gated_tokens_of(b, chunk) for chunk in chunks])
+            stored = self.like.new_empty(self.X.shape)
+            for chunk in sample_chunks(self.N, 3 * self.s * (self.s + self.d), self.like):
+                stored[chunk] = self._gated_tokens_of(b, chunk)
+            self._stored[b] = stored
             return self._stored[b][part]
         return self._gated_tokens_of(b, part)
 
