@@ -19,6 +19,7 @@ from convexformer.operators import (
     LowRank,
     Operator,
     bilinear,
+    fourier,
     memory_budget,
 )
 from convexformer.operators.fourier import fourier_gates
@@ -356,19 +357,17 @@ def test_estimates_of_many_blocks_are_close_and_never_above(head, monkeypatch):
 
 
 @pytest.mark.parametrize("blocks", [1, 2])
-def test_all_orders_of_a_pooled_gated_fourier_operator_agree(blocks):
+def test_all_orders_of_a_pooled_gated_fourier_operator_agree(blocks, monkeypatch):
     rng, N, s, d = np.random.default_rng(0), 7, 5, 16
     head = cf.heads.BlockFNO("gated_relu", blocks=blocks, gates=3)
     A = cf.Problem(head, rng.standard_normal((N, s, d)), rng.standard_normal((N, 2)), beta=1.0).operator
     Z, V = tensor(rng, *A.weight_shape), tensor(rng, *A.output_shape)
-    outputs_first = A.apply(Z), A.adjoint(V)
-    assert not A._features_first
-    A._n_products = 10
-    assert A._features_first
-    kept = A.apply(Z), A.adjoint(V)
-    assert A._stored is not None
+    pooled = []
+    for wide in (0, 100):  # outputs first, products of spectra first
+        monkeypatch.setattr(fourier, "WIDE", wide)
+        pooled.append((A.apply(Z), A.adjoint(V)))
     A.pooled, A.output_shape = False, (N * s, 2)
     by_token = A.apply(Z).view(N, s, 2).mean(1), A.adjoint((V / s)[:, None].expand(-1, s, -1).flatten(0, 1))
-    for other in (kept, by_token):
-        for mine, theirs in zip(outputs_first, other, strict=True):
+    for order in pooled:
+        for mine, theirs in zip(order, by_token, strict=True):
             assert torch.allclose(mine, theirs, rtol=1e-11, atol=1e-12)

@@ -12,7 +12,6 @@ from torch import Tensor
 from convexformer.operators.base import Operator
 from convexformer.operators.budget import sample_chunks, worth_storing
 
-FEW_PRODUCTS = 3  # from this many on it pays to keep what they have in common
 WIDE = 3
 """Channels a output from which ``X^ Z^`` is formed rather than ``conj(D^) X^``: twice the operations, fewer numbers."""
 
@@ -27,8 +26,8 @@ class FourierOperator(Operator):
 
         f_i = 1/s^2 sum_f Re(conj(D^_i[g, f]) X^_i[f] Z^[g, f])
 
-    linear in the products ``conj(D^) X^``, 2 N s d g c / B operations and N s d g numbers, which are kept where the memory
-    budget has room; or, where outputs are fewer than channels, ``X^ Z^`` first: twice the operations, N s g c numbers.
+    linear in the products ``conj(D^) X^``, 2 N s d g c / B operations and N s d g numbers; or, where outputs are fewer than
+    channels, ``X^ Z^`` first: twice the operations, N s g c numbers.
     """
 
     def __init__(
@@ -53,8 +52,6 @@ class FourierOperator(Operator):
         self.output_shape = (self.N if pooled else self.N * self.s, n_outputs)
         self.n_frequencies = math.prod(grid[:-1]) * (grid[-1] // 2 + 1)
         self._like = X.new_empty(0, dtype=dtype)
-        self._stored: Tensor | None = None
-        self._n_products = 0
 
     @property
     def like(self) -> Tensor:
@@ -80,7 +77,6 @@ class FourierOperator(Operator):
 
     def apply(self, Z: Tensor) -> Tensor:
         """Multiply spectra, a chunk of the samples at a time."""
-        self._n_products += 1
         Z = Z.reshape(self.B, self.g, self.s, self.db, self.cb)
         kernel = self._fft(Z.permute(2, 0, 3, 1, 4).reshape(1, self.s, -1))[0]
         kernel = kernel.view(-1, self.B, self.db, self.g, self.cb)  # (f, B, db, g, cb)
@@ -97,7 +93,6 @@ class FourierOperator(Operator):
 
     def adjoint(self, V: Tensor) -> Tensor:
         """Correlate: multiply by conjugate spectra."""
-        self._n_products += 1
         features_first = self.pooled and self.gates is not None and self._features_first
         total: Tensor | None = None
         for part in self._parts():
@@ -149,17 +144,6 @@ class FourierOperator(Operator):
 
     def _features(self, part: slice) -> Tensor:
         """``conj(D^) X^`` as real numbers, ``(B, n, g*f*db*2)``."""
-        if worth_storing(self._feature_numbers, self.like):
-            if self._stored is None:
-                each = self._feature_numbers // self.N
-                stored = self.like.new_empty((self.B, self.N, each // self.B))
-                for chunk in sample_chunks(self.N, 3 * each, self.like):
-                    stored[:, chunk] = self._features_of(chunk)
-                self._stored = stored
-            return self._stored[:, part]
-        return self._features_of(part)
-
-    def _features_of(self, part: slice) -> Tensor:
         gates = self._gate_spectrum(part).permute(1, 2, 3, 0)[..., None].conj()  # (B, n, g, f, 1)
         spectrum = self._spectrum(part).permute(1, 2, 0, 3)[:, :, None]  # (B, n, 1, f, db)
         return torch.view_as_real(gates * spectrum).flatten(2)
@@ -202,10 +186,8 @@ class FourierOperator(Operator):
 
     @property
     def _features_first(self) -> bool:
-        """Whether the products of spectra are formed: not many more than there are outputs, or kept for many products."""
-        return self.db <= WIDE * self.cb or (
-            self._n_products > FEW_PRODUCTS and worth_storing(self._feature_numbers, self.like)
-        )
+        """Whether the products of spectra are formed: not many more numbers than outputs by token."""
+        return self.db <= WIDE * self.cb
 
     def _parts(self) -> list[slice]:
         """Chunks of samples: spectra of tokens, and of what is gated."""
