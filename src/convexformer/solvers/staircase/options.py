@@ -33,3 +33,28 @@ class StaircaseOptions:
     """That is done for matrices of at least this short side and at most so many entries."""
     aim: float = 0.005
     """A burst ends at this fraction of the last duality gap."""
+    newton_steps: int = 3
+    """Newton steps between gap checks, at most."""
+    settled: float = 1e-3
+    """Fraction of the last gap below which the Newton decrement says that more terms are what is missing."""
+    probes: int = 4
+    """Random probes of the Hessian's diagonal."""
+    cg_steps: int = 100
+    cg_residual: float = 1e-2
+    cg_residual_least: float = 1e-6
+    """Residual of conjugate gradients, in the norm of the preconditioner, relative to the gradient's."""
+    shortest_step: float = 1e-6
+    longest_step: float = 1e6
+    """Steps along a Newton direction."""
+    dead: float = 1e-7
+    """Terms below this fraction of the largest singular value are dropped."""
+    rung: float = 0.1
+    """Ratio of successive betas of a cold start by Newton's method."""
+    rung_gap: float = 0.1
+    """The relative gap at which it goes on to the next beta."""
+    rung_rounds: int = 10
+    """Rounds of growth and Newton steps at such a beta, at most."""
+    growth: int = 20
+    """Terms appended at a time: this many, or as many as there are."""
+    single_from: int = 1 << 15
+    """Numbers of token data from which float32 products are faster than float64."""
