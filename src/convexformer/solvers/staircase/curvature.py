@@ -25,12 +25,12 @@ from convexformer.solvers.staircase.bursts import Point, factor_weight
 class Curvature:
     """Products with the Hessian at a point, in the precision of ``objective``; vectors are in float64."""
 
-    def __init__(self, objective: Objective, point: Point) -> None:
+    def __init__(self, objective: Objective, point: Point, cross: float = 1.0) -> None:
         A = objective.operator
         assert isinstance(A, BilinearOperator)
         dtype = objective.like.dtype
         self.objective, self.Z = objective, point.Z.to(dtype=dtype)
-        self.beta = factor_weight(objective)
+        self.beta, self.cross = factor_weight(objective), cross
         self.outputs, self.targets = point.evaluation.outputs.to(dtype), objective.targets.to(dtype)
         self.w = objective.sample_weight.to(dtype)
         self.hessian = objective.loss.hessian(self.outputs, self.targets)
@@ -72,7 +72,7 @@ class Curvature:
             MV, MU = self.objective.factor_gradients(self.V, step)
         else:
             MV, MU = block_products(self._M, step)
-        return torch.cat([(KV + MV).flatten(), (KU + MU).flatten()]).double() + self.beta * x, outputs
+        return torch.cat([(KV + self.cross * MV).flatten(), (KU + self.cross * MU).flatten()]).double() + self.beta * x, outputs
 
     def squares(self, probes: int, seed: int = 0) -> list[tuple[Tensor, Tensor]]:
         """``(K V_j, K^T U_j)`` for random ``K = A^T F''^(1/2) z``: the mean of their squares is the Hessian's diagonal.

@@ -14,6 +14,28 @@ from convexformer.solvers.staircase.bursts import Point, factor_weight, line_min
 from convexformer.solvers.staircase.options import StaircaseOptions
 
 
+def prune(objective: Objective, point: Point, options: StaircaseOptions) -> Point:
+    """Drop small terms on which the loss pulls less than beta, where the objective agrees: they are dying.
+
+    A term that dies leaves directions of no curvature behind, in which it turns into terms that live, and Newton's method
+    would lose its time there. For balanced factors ``s_j = <M, u_j v_j^T>`` is the pull on term j.
+    """
+    Z, beta = point.Z, factor_weight(objective)
+    GU, _ = objective.factor_gradients(point.evaluation.V, Z)
+    size = Z.V.square().sum(1)
+    pull = -(GU * Z.U).sum(1) / size.clamp_min(torch.finfo(size.dtype).tiny)
+    dying = (pull < beta * (1 - options.weak_pull)) & (size < options.small_term * size.max())
+    while bool(dying.any()):
+        kept = Z.select(~dying)
+        without = point_at(objective, kept, objective.apply(kept), point.evaluation.intercept)
+        if float(without.value) <= float(point.value):
+            return without
+        if int(dying.sum()) == 1:
+            break
+        dying &= size <= size[dying].median() / 2
+    return point
+
+
 def grow(
     objective: Objective, point: Point, M: Tensor | ImplicitMatrix, gap: float, options: StaircaseOptions
 ) -> Point | None:
@@ -22,7 +44,7 @@ def grow(
     Pairs count as above beta beyond a fraction of the relative ``gap``: nearer to it they are terms that exist already.
     """
     assert isinstance(M, ImplicitMatrix)
-    sigma, U, V, block = top_pairs(M, max(options.growth, point.Z.n_terms), sweeps=2)
+    sigma, U, V, block = top_pairs(M, max(options.first_terms, point.Z.n_terms // 2), sweeps=2)
     beta, at = factor_weight(objective), point.evaluation
     excess = max(1e-7, 0.01 * min(gap, 1.0)) if math.isfinite(gap) else 1e-2
     above = sigma > beta * (1 + excess)

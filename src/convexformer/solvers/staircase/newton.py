@@ -34,13 +34,14 @@ def newton_step(
     monitor: Monitor,
     steps: Iterator[int],
     options: StaircaseOptions,
+    cross: float = 1.0,
 ) -> Step:
     """Take one step of truncated Newton from balanced factors; Hessian products in the precision of ``products``.
 
     Conjugate gradients end at a residual in proportion to the gradient (Dembo, Eisenstat and Steihaug 1982) or at
     negative curvature. Each product counts as an iteration. Factors are balanced after the step.
     """
-    curvature = Curvature(products, point)
+    curvature = Curvature(products, point, cross)
     precondition = Preconditioner(products, curvature, options.probes)
     g = _gradient(objective, point)
     energy = float(g @ precondition(g))

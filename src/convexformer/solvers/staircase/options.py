@@ -48,13 +48,14 @@ class StaircaseOptions:
     """Steps along a Newton direction."""
     dead: float = 1e-7
     """Terms below this fraction of the largest singular value are dropped."""
+    weak_pull: float = 1e-3
+    small_term: float = 0.05
+    """Terms below this fraction of the largest are dropped if the loss pulls less than beta by that fraction on them."""
     rung: float = 0.1
     """Ratio of successive betas of a cold start by Newton's method."""
     rung_gap: float = 0.1
     """The relative gap at which it goes on to the next beta."""
     rung_rounds: int = 10
     """Rounds of growth and Newton steps at such a beta, at most."""
-    growth: int = 20
-    """Terms appended at a time: this many, or as many as there are."""
     single_from: int = 1 << 15
     """Numbers of token data from which float32 products are faster than float64."""
