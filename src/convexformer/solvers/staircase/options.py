@@ -37,6 +37,8 @@ class StaircaseOptions:
     """Newton steps between gap checks, at most."""
     settled: float = 1e-3
     """Fraction of the last gap below which the Newton decrement says that more terms are what is missing."""
+    whole_cross: float = 1e-2
+    """The decrement below which the Hessian is taken whole, negative curvature and all."""
     probes: int = 4
     """Random probes of the Hessian's diagonal."""
     cg_steps: int = 100

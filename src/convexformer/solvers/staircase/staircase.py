@@ -69,7 +69,7 @@ class _Walk:
     def __init__(self, objective: Objective, monitor: Monitor, options: StaircaseOptions) -> None:
         self.objective, self.monitor, self.options = objective, monitor, options
         self.steps = iter(monitor)
-        self.products = objective
+        self.products, self.decrement = objective, 1.0
         self.by_bursts = objective.like.is_cuda or not isinstance(objective.operator, FactoredView)
 
     def run(self, start: Weights) -> None:
@@ -119,17 +119,18 @@ class _Walk:
     ) -> tuple[Point, bool]:
         """Take a few Newton steps, fewer where the factors are nearly stationary; tell whether iterations ran out.
 
-        ``[[beta, M], [M^T, beta]]`` has negative eigenvalues as far as ``M`` exceeds beta; the cross terms are scaled by
-        what makes ``M`` feasible, which tends to one.
+        ``[[beta, M], [M^T, beta]]`` has negative eigenvalues as far as ``M`` exceeds beta: far from a stationary point
+        the cross terms are scaled by what makes ``M`` feasible, and conjugate gradients need not stop early.
         """
         polar = dual.polar.value
-        cross = min(1.0, objective.beta / polar) if polar > 0 else 1.0
+        feasible = min(1.0, objective.beta / polar) if polar > 0 else 1.0
         for _ in range(self.options.newton_steps):
             point = prune(objective, point, self.options)
             if point.Z.n_terms == 0:
                 break
+            cross = feasible if self.decrement > self.options.whole_cross else 1.0
             step = newton_step(objective, products, point, self.monitor, self.steps, self.options, cross)
-            still, point = step.point is point, step.point
+            still, point, self.decrement = step.point is point, step.point, step.decrement
             if step.ended:
                 return point, True
             if still or step.decrement < self.options.settled * gap:
