@@ -64,7 +64,9 @@ class DenseOperator(Operator):
         R, c = self.output_shape
         if self.columns is None:
             d = self.axes[-1]
-            return Moments((Axis(d, block_moments(self.features.view(R, -1, d), w, rows, centred=centred)),), (Axis(c),))
+            return Moments(
+                (Axis(d, block_moments(self.features.view(R, -1, d), w, rows, centred=centred)),), (Axis(c),)
+            )
         s, d = self.weight_shape[0], self.columns // c
         X = self.features.view(R, s, d)
         tall, wide = (

@@ -72,7 +72,9 @@ class Curvature:
             MV, MU = self.objective.factor_gradients(self.V, step)
         else:
             MV, MU = block_products(self._M, step)
-        return torch.cat([(KV + self.cross * MV).flatten(), (KU + self.cross * MU).flatten()]).double() + self.beta * x, outputs
+        return torch.cat(
+            [(KV + self.cross * MV).flatten(), (KU + self.cross * MU).flatten()]
+        ).double() + self.beta * x, outputs
 
     def squares(self, probes: int, seed: int = 0) -> list[tuple[Tensor, Tensor]]:
         """``(K V_j, K^T U_j)`` for random ``K = A^T F''^(1/2) z``: the mean of their squares is the Hessian's diagonal.

@@ -54,9 +54,7 @@ def newton_step(
     def may_go_on() -> bool:
         return not monitor.late and next(steps, None) is not None
 
-    x, along, ended = _conjugate_gradients(
-        curvature.product, precondition, g, residual, options.cg_steps, may_go_on
-    )
+    x, along, ended = _conjugate_gradients(curvature.product, precondition, g, residual, options.cg_steps, may_go_on)
     if along is None:
         return Step(point, decrement, ended)
     return Step(_search(objective, curvature, point, g, x, along, options), decrement, ended)

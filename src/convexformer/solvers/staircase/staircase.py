@@ -7,7 +7,6 @@ its largest singular value exceeds beta, its top pairs are directions of descent
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import final
 
 import torch
