@@ -13,6 +13,8 @@ from convexformer.operators.bilinear import DENSE_WEIGHTS, kept_rows, row_grid
 from convexformer.operators.budget import sample_chunks, worth_storing
 from convexformer.operators.gated_matrix import GatedMatrixOperator
 from convexformer.operators.gates import AttentionRule, Gates, all_gates
+from convexformer.operators.moments import Axis, Moments
+from convexformer.rows import LOCAL, Rows
 
 
 @final
@@ -180,6 +182,12 @@ class GatedSelfAttentionOperator(GatedMatrixOperator):
     def block_cost(self) -> float:
         """The operations of a block over those of a product with one vector."""
         return self._block_operations / self._vector_operations
+
+    def moments(self, w: Tensor, rows: Rows = LOCAL, *, centred: bool = False) -> Moments | None:
+        """Those of the tokens, as if every gate were open."""
+        X = self.X.flatten(0, 1)
+        shared = Axis(self.d, rows.total((X.T @ X).to(self.like))[None])
+        return Moments((shared, shared), (shared, Axis(self.c)))
 
     def dense_pays(self, m: int) -> bool:
         """Compare the operations of both ways."""

@@ -11,6 +11,8 @@ from convexformer.operators.bilinear import DENSE_WEIGHTS
 from convexformer.operators.budget import sample_chunks
 from convexformer.operators.gated_matrix import GatedMatrixOperator
 from convexformer.operators.gates import Gates, MixerRule, all_gates
+from convexformer.operators.moments import Moments, mixing_moments
+from convexformer.rows import LOCAL, Rows
 
 
 @final
@@ -108,6 +110,10 @@ class GatedMixerOperator(GatedMatrixOperator):
     def block_cost(self) -> float:
         """``c`` products with one vector, which share a pass over the tokens."""
         return float(self.c)
+
+    def moments(self, w: Tensor, rows: Rows = LOCAL, *, centred: bool = False) -> Moments | None:
+        """Those of positions and of channels."""
+        return mixing_moments(self.X, self.c, rows, self.like)
 
     def dense_pays(self, m: int) -> bool:
         """Compare the operations of both ways."""

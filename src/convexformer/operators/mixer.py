@@ -10,6 +10,8 @@ from torch import Tensor
 from convexformer.operators.bilinear import DENSE_WEIGHTS, BilinearOperator
 from convexformer.operators.budget import sample_chunks
 from convexformer.operators.lowrank import LowRank
+from convexformer.operators.moments import Moments, mixing_moments
+from convexformer.rows import LOCAL, Rows
 
 
 @final
@@ -73,6 +75,10 @@ class MixerOperator(BilinearOperator):
         """One product with flattened tokens: O(N s^2 d c)."""
         wide = self.X.flatten(1).T @ V.reshape(self.N, self.s * self.c)
         return wide.view(self.s, self.d, self.s, self.c).transpose(1, 2).reshape(self.weight_shape)
+
+    def moments(self, w: Tensor, rows: Rows = LOCAL, *, centred: bool = False) -> Moments | None:
+        """Those of positions and of channels."""
+        return mixing_moments(self.X, self.c, rows, self.like)
 
     def dense_pays(self, m: int) -> bool:
         """Compare the operations of both ways."""

@@ -11,6 +11,8 @@ from torch import Tensor
 from convexformer.operators.bilinear import DENSE_WEIGHTS, BilinearOperator, kept_rows, row_grid
 from convexformer.operators.budget import sample_chunks, worth_storing
 from convexformer.operators.lowrank import LowRank
+from convexformer.operators.moments import Axis, Moments
+from convexformer.rows import LOCAL, Rows
 
 HALF_SHARE = 8
 """Upper triangles of Gram matrices are kept up to this fraction of the budget for what is stored; else gathered anew."""
@@ -215,6 +217,19 @@ class SelfAttentionOperator(BilinearOperator):
         """The upper triangles of some samples."""
         half = self._half
         return self.G[part].flatten(1).index_select(1, self._places) if half is None else half[part]
+
+    def moments(self, w: Tensor, rows: Rows = LOCAL, *, centred: bool = False) -> Moments | None:
+        """Those of the output rows ``L_i`` and of the Gram matrices, each weighted by the size of the other."""
+        weight = self._grid(w.to(self._like)[:, None])  # (N, r, 1)
+        own, keys = self._like.new_zeros((self.a, self.a)), self._like.new_zeros((self.k, self.k))
+        for part in sample_chunks(self.N, 2 * self.k**2 + 2 * self.r * self.a + self._streamed, self._like):
+            left, G = self.L[part] * weight[part].sqrt(), self.G[part]
+            sized = (left * G.square().sum((1, 2)).sqrt()[:, None, None]).flatten(0, 1)
+            gram = (G * left.square().sum((1, 2)).sqrt()[:, None, None]).flatten(0, 1)
+            own.addmm_(sized.T, sized)
+            keys.addmm_(gram.T, gram)
+        shared = Axis(self.k, rows.total(keys)[None])
+        return Moments((shared, Axis(self.a, rows.total(own)[None])), (shared, Axis(self.c)))
 
     # ------------------------------------------------------------------ pieces
 
