@@ -2,8 +2,27 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import final
+
+
+@final
+@dataclass(frozen=True)
+class NewtonOptions:
+    """Newton's method on the groups in use; set on CIFAR-10 and TREC tokens, their clusters as classes, and digits."""
+
+    max_steps: int = 80
+    """Steps of conjugate gradients."""
+    residual: float = 0.3
+    roughest: float = 0.03
+    """CG stops at ``residual * min(roughest, gap)`` of the first energy of the gradient."""
+    crossing_rounds: int = 3
+    most_crossings: float = 0.2
+    """How often groups that turn against themselves are set to zero, and the largest share of them."""
+    shortest: float = 1e-3
+    """Shortest step of the line search."""
+    settled: float = 0.03
+    """Newton's method waits until the support changes by at most this fraction in a round."""
 
 
 @final
@@ -34,3 +53,6 @@ class WorkingSetOptions:
     """Relative gap above which accelerated rounds have float32 features."""
     accelerated_iterations: int = 300
     """Iterations of an accelerated round, at most."""
+    columns_at_once: int = 2
+    """Mean number of columns of a slice from which a sweep moves them all at once."""
+    newton: NewtonOptions = field(default_factory=NewtonOptions)

@@ -19,8 +19,9 @@ from convexformer.solvers.base import Solver
 from convexformer.solvers.monitor import Monitor
 from convexformer.solvers.working_set import compiled
 from convexformer.solvers.working_set.accelerated import AcceleratedStep
-from convexformer.solvers.working_set.block_descent import ProxNewtonDescent, SquaredDescent
 from convexformer.solvers.working_set.options import WorkingSetOptions
+from convexformer.solvers.working_set.prox_newton import ProxNewtonDescent
+from convexformer.solvers.working_set.squared import SquaredDescent
 from convexformer.solvers.working_set.step import StepContext, WorkingSetStep
 from convexformer.weights import Weights
 
@@ -61,7 +62,7 @@ class WorkingSet(Solver):
             goal = max(
                 self.options.gap_share * (record.primal - record.dual), 0.3 * monitor.tolerance * abs(record.primal)
             )
-            context = StepContext(at, point, record.relative_gap)
+            context = StepContext(at, point, record.relative_gap, objective.beta)
             Z = step.round(slices, context, goal, lambda: monitor.late)
             at = objective.evaluate(objective.apply(Z), at.intercept)
             point = monitor.check(Z, at)
