@@ -136,10 +136,14 @@ def _add_gram(X: Any, rows: Any, gram: Any) -> None:
 
 
 @njit(cache=True, nogil=True)
-def prepare(X: Any, rows: Any, root: Any, total: float, values: Any, vectors: Any) -> None:
-    """Eigenvalues and vectors of the Gram matrix of one gated token, centred where there is an intercept."""
+def prepare(X: Any, rows: Any, root: Any, total: float, values: Any, vectors: Any, mean: Any) -> None:
+    """Mean, and eigenvalues and vectors of the Gram matrix, of one gated token; centred where there is an intercept.
+
+    Without one (``total = 0``) the mean is set to zero.
+    """
     d = X.shape[1]
-    mean, gram = np.zeros(d), np.zeros((d, d))
+    gram = np.zeros((d, d))
+    mean[:] = 0.0
     for n in rows:
         for a in range(d):
             mean[a] += root[n] * X[n, a]
@@ -150,10 +154,10 @@ def prepare(X: Any, rows: Any, root: Any, total: float, values: Any, vectors: An
             whole = rows.shape[0] == X.shape[0]  # then rows are in order, and nothing need be gathered
             own = X[start : start + GATHERED_ROWS] if whole else X[rows[start : start + GATHERED_ROWS]]
             gram += np.dot(own.T, own)
-    if total > 0.0:
-        for a in range(d):
-            for b in range(d):
-                gram[a, b] -= mean[a] * mean[b] / total
+    mean *= 1.0 / total if total > 0.0 else 0.0
+    for a in range(d):
+        for b in range(d):
+            gram[a, b] -= mean[a] * mean[b] * total
     lam, U = np.linalg.eigh(gram)
     for a in range(d):
         values[a] = max(lam[a], 0.0)
@@ -201,10 +205,10 @@ def at_rest(g: Any, correction: Any, z: Any, beta: float) -> bool:
 def _spectrum(k: int, u: int, data: Any, spectra: Any) -> int:
     """Return the number of the slice of token ``k`` and gate ``u``; its spectrum is computed where it is not yet."""
     X, rows, first, root, total = data
-    values, vectors, ready = spectra
+    values, vectors, means, ready = spectra
     b = u * X.shape[0] + k
     if not ready[b]:
-        prepare(X[k], rows[first[u] : first[u + 1]], root, total, values[b], vectors[b])
+        prepare(X[k], rows[first[u] : first[u + 1]], root, total, values[b], vectors[b], means[b])
         ready[b] = True
     return b
 
@@ -225,7 +229,7 @@ def sweep(groups: Any, index: Any, data: Any, spectra: Any, beta: float, Z: Any,
     """
     token, gate, output = index
     X, rows, first, root, total = data
-    values, vectors, _ = spectra
+    values, vectors = spectra[:2]
     g, step = np.empty(Z.shape[1]), np.empty(Z.shape[1])
     for j in groups:
         own = rows[first[gate[j]] : first[gate[j] + 1]]
@@ -239,32 +243,41 @@ def sweep(groups: Any, index: Any, data: Any, spectra: Any, beta: float, Z: Any,
 
 
 @njit(cache=True, fastmath=True, nogil=True)
-def _outputs(X: Any, rows: Any, step: Any, h: Any, root: Any, total: float, mass: float, u: Any) -> float:
+def centre(g: Any, mean: Any, R: Any, root: Any) -> None:
+    """Subtract what a constant output, which the intercept takes, has of the gradient: ``g -= mean sum_n root_n R_n``.
+
+    The model's intercept is exact at the start of a sweep only, and a token may have directions along which it is
+    constant: their curvature is zero, and so must be the gradient.
+    """
+    imbalance = 0.0
+    for n in range(R.shape[0]):
+        imbalance += root[n] * R[n]
+    for a in range(g.shape[0]):
+        g[a] -= mean[a] * imbalance
+
+
+@njit(cache=True, fastmath=True, nogil=True)
+def _outputs(X: Any, rows: Any, mean: Any, step: Any, h: Any, root: Any, total: float, u: Any) -> float:
     """Set ``u = X step`` on the gate's rows; return the curvature that it meets, as a multiple of its Gram matrix.
 
-    ``h: (N,)`` is the curvature of each row. The Gram matrix is centred with the plain mean where there is an intercept
-    (``total > 0``), and so is the square that the curvature is divided by; the intercept of the model follows ``u`` with the
-    mean weighted by ``h``, whose sum is ``mass``. The two means must not be mixed: where the curvature is that of few
-    rows they are far apart.
+    ``h: (N,)`` is the curvature of each row. Gram matrix, ``u`` and the square that the curvature is divided by are centred
+    with the same mean: where the curvature is that of few rows, a mean weighted by it would be far from the plain one.
     """
     for n in range(u.shape[0]):
         u[n] = 0.0
-    square, plain, weighted = 0.0, 0.0, 0.0
+    square, shift = 0.0, 0.0
+    for a in range(step.shape[0]):
+        shift += mean[a] * step[a]
     for n in rows:
         t = 0.0
         for a in range(step.shape[0]):
             t += X[n, a] * step[a]
         u[n] = t
         square += t * t
-        plain += root[n] * t
-        weighted += root[n] * h[n] * t
-    if total > 0.0:
-        square -= plain * plain / total
-        shift = weighted / mass if mass > 0.0 else plain / total
-        for n in range(u.shape[0]):
-            u[n] -= root[n] * shift
+    square -= shift * shift * total
     bent = 0.0
     for n in range(u.shape[0]):
+        u[n] -= root[n] * shift
         bent += h[n] * u[n] * u[n]
     return bent / square if square > 0.0 else 0.0
 
@@ -299,18 +312,19 @@ def prox_newton_sweep(
     H: Any,
     own: Any,
     softmax: bool,
-    mass: Any,
     scales: Any,
+    largest: float,
     D: Any,
 ) -> None:
     """Any loss: minimise its quadratic model in each of the groups in turn; ``D: (c, N)`` gathers the change of outputs.
 
     A block's curvature is its Gram matrix times ``scales[j]``. A step that meets more than that is taken again with a
-    larger scale; the block's fixed point does not depend on it. ``own: (c, N)`` is the diagonal of the Hessian.
+    larger scale, up to ``largest``, a bound on the loss's curvature; the block's fixed point does not depend on it.
+    ``own: (c, N)`` is the diagonal of the Hessian.
     """
     token, gate, output = index
     X, rows, first, root, total = data
-    values, vectors, _ = spectra
+    values, vectors, means, _ = spectra
     g, step, u = np.empty(Z.shape[1]), np.empty(Z.shape[1]), np.empty(R.shape[1])
     for j in groups:
         k, l = token[j], output[j]
@@ -319,13 +333,14 @@ def prox_newton_sweep(
         if at_rest(g, correction[j], Z[j], beta):
             continue
         b = _spectrum(k, gate[j], data, spectra)
+        centre(g, means[b], R[l], root)
         for _ in range(RETRIES):
             if minimise(g, Z[j], beta, vectors[b], values[b], scales[j], step) == 0.0:
                 break
-            met = _outputs(X[k], open_rows, step, own[l], root, total, mass[l], u)
-            if met <= CURVATURE_SLACK * scales[j]:
+            met = _outputs(X[k], open_rows, means[b], step, own[l], root, total, u)
+            if met <= CURVATURE_SLACK * scales[j] or scales[j] >= largest:
                 break
-            scales[j] = max(LARGER_SCALE * scales[j], met)
+            scales[j] = min(max(LARGER_SCALE * scales[j], met), largest)
         if step.any():
             Z[j] += step
             _follow(l, u, R, H, softmax, D)

@@ -53,6 +53,9 @@ class WorkingSetOptions:
     """Relative gap above which accelerated rounds have float32 features."""
     accelerated_iterations: int = 300
     """Iterations of an accelerated round, at most."""
+    rung: float = 10.0
+    rung_gap: float = 0.1
+    """A solve from zero comes down by factors of ``rung`` in beta, to this relative gap at each."""
     columns_at_once: int = 2
     """Mean number of columns of a slice from which a sweep moves them all at once."""
     newton: NewtonOptions = field(default_factory=NewtonOptions)

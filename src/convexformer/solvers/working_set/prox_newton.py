@@ -51,7 +51,6 @@ class ProxNewtonDescent(BlockDescent):
         if not self.softmax_hessian:  # a flat loss may become curved within the step
             self.H = np.maximum(self.H, self.options.curvature_floor * loss.curvature)
         self.own = self.H * (1 - self.H) if self.softmax_hessian else self.H  # (c, N) the diagonal
-        self.mass = self.own @ self.store.root**2 if self.objective.intercept else np.zeros(len(self.H))
 
     def _evaluate(self, S: np.ndarray, intercept: Tensor | None) -> Evaluation:
         return self.objective.evaluate(torch.from_numpy((S / self.divisor).T.copy()), intercept)
@@ -92,7 +91,8 @@ class ProxNewtonDescent(BlockDescent):
     def _model_sweep(self, groups: np.ndarray) -> None:
         """Go once through the groups in the quadratic model: all outputs of a slice at once where there are several."""
         at = self.store
-        model = (self.R.copy(), self.H, self.own, self.softmax_hessian, self.mass, self.scales, self.D)
+        largest = self.objective.loss.curvature
+        model = (self.R.copy(), self.H, self.own, self.softmax_hessian, self.scales, largest, self.D)
         weights = (self.beta, self.Z, self.gradient_correction)
         cuts = np.flatnonzero(np.diff(at.slice[groups])) + 1
         if len(groups) >= self.options.columns_at_once * (len(cuts) + 1):

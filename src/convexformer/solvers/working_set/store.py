@@ -33,7 +33,7 @@ class BlockStore:
         rows = np.concatenate([np.flatnonzero(gates[:, u]) for u in range(g)])
         first = np.concatenate([[0], np.cumsum(gates.sum(0))])
         self.data = (self.X, rows, first, self.root, float(w.sum()) if intercept else 0.0)
-        self.spectra = (np.empty((g * s, d)), np.empty((g * s, d, d)), np.zeros(g * s, bool))
+        self.spectra = (np.empty((g * s, d)), np.empty((g * s, d, d)), np.empty((g * s, d)), np.zeros(g * s, bool))
         gate, token, output = (np.ascontiguousarray(row) for row in np.indices((g, s, n_outputs)).reshape(3, -1))
         self.index = (token, gate, output)
         self.slice = gate * s + token  # of each group

@@ -19,6 +19,7 @@ from convexformer.solvers.working_set.compiled import (
     LARGER_SCALE,
     RETRIES,
     at_rest,
+    centre,
     minimise,
     njit,
     prepare_slices,
@@ -39,25 +40,16 @@ def _gather(columns: Any, output: Any, R: Any, gate: Any, gated: bool, out: Any)
 
 
 @njit(cache=True, fastmath=True, nogil=True)
-def _centre(u: Any, h: Any, gate: Any, gated: bool, root: Any, total: float, mass: float) -> tuple[float, float]:
-    """Close the gate and let the intercept of the model follow ``u``; return the curvature met and the centred square."""
-    square, plain, weighted = 0.0, 0.0, 0.0
+def _shift(u: Any, h: Any, gate: Any, gated: bool, root: Any, total: float, shift: float) -> tuple[float, float]:
+    """Close the gate and let the intercept follow by ``-shift``; return the curvature that ``u`` meets and its square."""
+    square, bent = 0.0, 0.0
     for n in range(u.shape[0]):
         t = u[n] * gate[n] if gated else u[n]
-        u[n] = t
         square += t * t
-        plain += root[n] * t
-        weighted += root[n] * h[n] * t
-    shift = 0.0
-    if total > 0.0:
-        square -= plain * plain / total
-        shift = weighted / mass if mass > 0.0 else plain / total
-    bent = 0.0
-    for n in range(u.shape[0]):
-        t = u[n] - root[n] * shift
+        t -= root[n] * shift
         u[n] = t
         bent += h[n] * t * t
-    return bent, max(square, 0.0)
+    return bent, max(square - shift * shift * total, 0.0)
 
 
 @njit(cache=True, fastmath=True, nogil=True)
@@ -106,17 +98,18 @@ def token_sweep(
     H: Any,
     own: Any,
     softmax: bool,
-    mass: Any,
     scales: Any,
+    largest: float,
     D: Any,
 ) -> None:
     """Minimise the quadratic model of the loss in each slice in turn; ``D: (c, N)`` gathers the change of outputs.
 
     ``groups`` are sorted by slice, which begin at ``starts``; ``gates: (g, N)``, all open unless ``gated``.
+    ``largest`` bounds the loss's curvature, and so the scales.
     """
     token, gate, output = index
     X, _, _, root, total = data
-    values, vectors, _ = spectra
+    values, vectors, means, _ = spectra
     N, d = R.shape[1], Z.shape[1]
     along = np.empty(N)
     for i in range(starts.shape[0] - 1):
@@ -134,6 +127,8 @@ def token_sweep(
         columns, G = columns[moving], G[moving]
         b = u * X.shape[0] + k
         prepare_slices(np.full(1, b), data, spectra)
+        for m in range(columns.shape[0]):
+            centre(G[m], means[b], R[output[columns[m]]], root)
         P, U = np.zeros((columns.shape[0], d)), np.zeros((columns.shape[0], N), np.float32)
         for _ in range(RETRIES):
             for m in range(columns.shape[0]):
@@ -142,17 +137,17 @@ def token_sweep(
             allowed, again = 0.0, False
             for m in range(columns.shape[0]):
                 l, j = output[columns[m]], columns[m]
-                bent, square = _centre(U[m], own[l], switch, gated, root, total, mass[l])
-                if bent > CURVATURE_SLACK * scales[j] * square and square > 0.0:
-                    scales[j], again = max(LARGER_SCALE * scales[j], bent / square), True
+                bent, square = _shift(U[m], own[l], switch, gated, root, total, np.dot(means[b], P[m]))
+                if bent > CURVATURE_SLACK * scales[j] * square and square > 0.0 and scales[j] < largest:
+                    scales[j], again = min(max(LARGER_SCALE * scales[j], bent / square), largest), True
                 allowed += scales[j] * square
             if again:
                 continue
             met = _coupled(columns, output, U, H, along) if softmax else 0.0
-            if met <= CURVATURE_SLACK * allowed:
+            if met <= CURVATURE_SLACK * allowed or allowed <= 0.0 or scales[columns].min() >= largest:
                 break
-            for m in range(columns.shape[0]):
-                scales[columns[m]] *= max(met / allowed, 1.0)
+            for j in columns:
+                scales[j] = min(scales[j] * met / allowed, largest)
         if softmax:
             _coupled(columns, output, U, H, along)
         for m in range(columns.shape[0]):

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from convexformer.certificates import DualPoint, dual_value
 from convexformer.gauges import Proximal, Sliced
 from convexformer.objective import Evaluation, Objective
 from convexformer.solvers.base import Solver
@@ -50,22 +51,42 @@ class WorkingSet(Solver):
         return None
 
     def solve(self, objective: Objective, start: Weights, monitor: Monitor) -> None:
-        """Iterate until the monitor says to stop."""
+        """Iterate until the monitor says to stop; from zero along a ladder of betas."""
         Z = start.dense()
         at = objective.evaluate(objective.apply(Z), start.intercept)
         point = monitor.check(Z, at)
         step = self._step(objective, Z, at)
+        rungs = self._ladder(objective.beta, point.polar.value) if not bool(Z.any()) else []
         for _ in monitor:
-            record = monitor.history[-1]
+            rung, gap, scale = self._rung(objective, rungs, Z, at, point)
             assert isinstance(point.M, Tensor)
-            slices = self._slices(objective, Z, point.M)
-            goal = max(
-                self.options.gap_share * (record.primal - record.dual), 0.3 * monitor.tolerance * abs(record.primal)
-            )
-            context = StepContext(at, point, record.relative_gap, objective.beta)
+            slices = self._slices(rung, Z, point.M)
+            goal = max(self.options.gap_share * gap, 0.3 * monitor.tolerance) * scale
+            context = StepContext(at, point, gap, rung.beta)
             Z = step.round(slices, context, goal, lambda: monitor.late)
             at = objective.evaluate(objective.apply(Z), at.intercept)
             point = monitor.check(Z, at)
+
+    def _ladder(self, beta: float, critical: float) -> list[float]:
+        """Return larger betas to solve at on the way from zero, the largest last in the list's order of use."""
+        rungs: list[float] = []
+        while (above := beta * self.options.rung ** (len(rungs) + 1)) < 0.5 * critical:
+            rungs.append(above)
+        return rungs
+
+    def _rung(
+        self, objective: Objective, rungs: list[float], Z: Tensor, at: Evaluation, point: DualPoint
+    ) -> tuple[Objective, float, float]:
+        """Return the objective of the round, the relative gap there and the primal value; rungs done with are dropped."""
+        while True:
+            rung = objective.at(rungs[-1]) if rungs else objective
+            assert isinstance(point.M, Tensor)
+            limit, _ = rung.penalty.max_dual_scale(point.M, rung.beta, quick=True)
+            primal = float(at.value) + rung.beta * float(rung.penalty.value(Z))
+            gap = (primal - dual_value(rung, at, limit, point.M)[0]) / max(abs(primal), 1e-300)
+            if not rungs or gap > self.options.rung_gap:
+                return rung, gap, abs(primal)
+            rungs.pop()
 
     def _step(self, objective: Objective, Z: Tensor, at: Evaluation) -> WorkingSetStep:
         """Exact blocks where groups are columns, narrow enough for their spectra, and numba is there; else FISTA."""
