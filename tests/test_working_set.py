@@ -15,7 +15,9 @@ from convexformer.operators import DenseOperator
 from convexformer.solvers import SOLVERS
 from convexformer.solvers.working_set import WorkingSet, WorkingSetOptions, compiled
 from convexformer.solvers.working_set.accelerated import AcceleratedStep
-from convexformer.solvers.working_set.block_descent import BlockStore, ProxNewtonDescent, SquaredDescent
+from convexformer.solvers.working_set.prox_newton import ProxNewtonDescent
+from convexformer.solvers.working_set.squared import SquaredDescent
+from convexformer.solvers.working_set.store import BlockStore
 
 RNG = np.random.default_rng(31)
 ATTENTION = {name: case for name, case in HEADS.items() if "attention" in name}

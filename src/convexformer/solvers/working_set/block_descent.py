@@ -21,7 +21,7 @@ from torch import Tensor
 
 from convexformer.objective import Evaluation, Objective
 from convexformer.solvers.working_set import compiled
-from convexformer.solvers.working_set.newton import GroupModel, newton_step
+from convexformer.solvers.working_set.newton import GroupModel, NewtonSchedule, newton_step
 from convexformer.solvers.working_set.options import WorkingSetOptions
 from convexformer.solvers.working_set.step import StepContext, WorkingSetStep
 from convexformer.solvers.working_set.store import BlockStore
@@ -38,7 +38,7 @@ class BlockDescent(WorkingSetStep):
 
     def __init__(self, objective: Objective, Z: Tensor, at: Evaluation, options: WorkingSetOptions) -> None:
         self.objective, self.store, self.beta = objective, BlockStore.of(objective), objective.beta
-        self.options = options
+        self.options, self.gap = options, np.inf
         self.shape = Z.shape
         self.divisor = np.where(self.store.root > 0, self.store.root, 1.0)
         self.Z = _by_group(Z).copy()
@@ -48,13 +48,14 @@ class BlockDescent(WorkingSetStep):
         self.last = np.zeros(len(self.Z), bool)  # the working set of the last round
         self.R = np.empty((Z.shape[-1], len(self.divisor)))
         self.S = self.R
-        self.newton_wait, self.newton_patience = 0, 1
+        self.newton = NewtonSchedule(options.newton)
+        self.slow = options.newton.slow_quadratic if objective.loss.quadratic else options.newton.slow
         self._take(at)
 
     def round(self, slices: np.ndarray, at: StepContext, tolerance: float, late: Callable[[], bool]) -> Tensor:
         """Minimise over the groups of some slices that matter to an absolute gap of ``tolerance``; return all weights."""
         assert isinstance(at.point.M, Tensor)
-        self.beta = at.beta
+        self.beta, self.gap = at.beta, at.gap
         self.store.load(slices)
         M = _by_group(at.point.M)
         near = self.Z.any(1) | (_norms(M) > self.options.near * self.beta)
@@ -68,7 +69,8 @@ class BlockDescent(WorkingSetStep):
         if at.gap < self.options.refine_from:
             self._gradients(np.flatnonzero(chosen & ~self.known))
             self.gradient_correction[groups] = -M[groups] - self.G[groups]
-        least, patience = np.inf, self.options.patience
+        least = at.gap * (float(at.evaluation.value) + self.beta * float(_norms(self.Z).sum()))
+        patience = self.options.patience
         while patience > 0 and not late():
             before = self.Z[groups].any(1)
             self._sweep(groups)
@@ -77,16 +79,22 @@ class BlockDescent(WorkingSetStep):
                 self._sweep(active)
                 self.known[:] = False
                 break
-            self._accelerate(active)
+            newton = self.newton.begin()
+            if newton:
+                for _ in range(self.options.newton.sweeps):
+                    self._sweep(active)
+            else:
+                self._accelerate(active)
             after = self.Z[groups].any(1)
             changed = int((before != after).sum()) / max(int(after.sum()), 1)
-            if changed <= self.options.newton.settled and after.any() and not late():
+            if newton and changed <= self.options.newton.settled and after.any() and not late():
                 self._newton(groups[after], at.gap, late)
             self._gradients(groups)
             self.known = chosen
             left = self._gap(groups)
             if left <= tolerance:
                 break
+            self.newton.sweeps_are_slow = left > self.slow * least
             least, patience = (left, self.options.patience) if left < 0.95 * least else (least, patience - 1)
         d, c = self.shape[-2:]
         Z = torch.from_numpy(self.Z.copy()).view(*self.shape[:-2], c, d).transpose(-1, -2)
@@ -121,8 +129,8 @@ class BlockDescent(WorkingSetStep):
         """``(c, N)`` the diagonal of the Hessian."""
 
     @abstractmethod
-    def _moved_loss(self, U: Tensor) -> float:
-        """Return the loss after the outputs, intercept included, have moved by ``U: (c, N)``."""
+    def _moved_loss(self, U: Tensor | None) -> float:
+        """Return the loss after the outputs, intercept included, have moved by ``U: (c, N)``; None: as it is."""
 
     @abstractmethod
     def _move(self, U: Tensor, intercept: Tensor) -> None:
@@ -132,10 +140,7 @@ class BlockDescent(WorkingSetStep):
         compiled.gradients(groups, self.store.index, self.store.data, self.R, self.G)
 
     def _newton(self, active: np.ndarray, gap: float, late: Callable[[], bool]) -> None:
-        """Take a Newton step on these groups; after a step that gained little, wait, each time twice as long."""
-        self.newton_wait -= 1
-        if self.newton_wait > 0:
-            return
+        """Take a Newton step on these groups."""
         token, gate, _ = self.store.index
         active = active[np.lexsort((gate[active], token[active]))]
         support = self.store.support(active)
@@ -143,16 +148,14 @@ class BlockDescent(WorkingSetStep):
         mass = own @ torch.from_numpy(self.store.root**2) if self.objective.intercept else torch.zeros(len(own)).double()
         scale = support.curvatures(own).clamp_min(1e-5 * self.objective.loss.curvature)
         correction = torch.from_numpy(self.gradient_correction[active])
-        model = GroupModel(support, self._hessian(), scale, mass, self._moved_loss, correction, self.beta)
-        Z, R = torch.from_numpy(self.Z[active]), torch.from_numpy(self.R)
-        step = newton_step(model, Z, R, gap, self.options.newton, late)
+        self._gradients(active)
+        gradient = torch.from_numpy(self.G[active]) + correction, torch.from_numpy(self.R @ self.store.root)
+        model = GroupModel(support, self._hessian(), scale, mass, gradient, self._moved_loss, correction, self.beta)
+        step = newton_step(model, torch.from_numpy(self.Z[active]), gap, self.newton.steps, self.options.newton, late)
+        self.newton.took(step)
         if step is not None:
             self.Z[active] = step.Z.numpy()
             self._move(step.outputs, step.intercept)
-        good = step is not None and step.length >= 0.25
-        self.newton_wait, self.newton_patience = (
-            (0, 1) if good else (self.newton_patience + 1, 2 * self.newton_patience)
-        )
 
     def _accelerate(self, active: np.ndarray) -> None:
         """Sweep over the active groups a few times, then try the point that the sweeps are heading for."""

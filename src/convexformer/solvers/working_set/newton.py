@@ -33,8 +33,8 @@ class SupportMap(ABC):
     """``(J, d)`` eigenvalues of each group's Gram matrix."""
 
     @abstractmethod
-    def apply(self, P: Tensor, b: Tensor) -> Tensor:
-        """Return the outputs, ``(c, N)``."""
+    def apply(self, P: Tensor, b: Tensor, *, exact: bool = False) -> Tensor:
+        """Return the outputs, ``(c, N)``, in float32, or ``exact``, summed up in float64."""
 
     @abstractmethod
     def adjoint(self, V: Tensor) -> tuple[Tensor, Tensor]:
@@ -61,8 +61,10 @@ class GroupModel:
     """``(J, 1)`` the curvature that each group meets, as a multiple of its Gram matrix."""
     mass: Tensor
     """``(c,)`` the diagonal of the intercept's Hessian; zeros where there is none."""
-    loss: Callable[[Tensor], float]
-    """The loss after the outputs have moved by ``U: (c, N)``."""
+    gradient: tuple[Tensor, Tensor]
+    """Gradients of the loss in groups ``(J, d)``, ``correction`` included, and intercept ``(c,)``, in float64."""
+    loss: Callable[[Tensor | None], float]
+    """The loss after the outputs have moved by ``U: (c, N)``; None: as it is."""
     correction: Tensor
     """``(J, d)`` gradient of a linear term that the outputs do not show."""
     beta: float
@@ -77,57 +79,85 @@ class NewtonStep:
     outputs: Tensor
     intercept: Tensor
     length: float
+    converged: bool
+    """Whether conjugate gradients reached their goal, rather than their limit."""
 
 
 def newton_step(
-    model: GroupModel, Z: Tensor, R: Tensor, gap: float, options: NewtonOptions, late: Callable[[], bool]
+    model: GroupModel, Z: Tensor, gap: float, steps: int, options: NewtonOptions, late: Callable[[], bool]
 ) -> NewtonStep | None:
-    """Take a Newton step from weights ``Z: (J, d)``, none zero, whose loss has the gradient ``R: (c, N)`` in the outputs.
+    """Take a Newton step from weights ``Z: (J, d)``, none of them zero.
 
     Groups that the step would turn against themselves are set to zero, and conjugate gradients go on with the others.
-    ``gap`` is the relative duality gap: the farther from the optimum, the rougher the step. None if nothing is gained.
+    ``gap`` is the relative duality gap: the farther from the optimum, the rougher the step. ``steps`` bounds conjugate
+    gradients. None if nothing is gained.
     """
-    solver = _Newton(model, Z, R, options.residual * min(options.roughest, gap), late)
-    gradient = solver.gradient(R)
-    first = solver.conjugate_gradients(gradient, options.max_steps)
+    solver = _Newton(model, Z, options.residual * min(options.roughest, gap), late)
+    gradient = (model.gradient[0] + model.beta * solver.unit, model.gradient[1])
+    first = solver.conjugate_gradients(gradient, steps)
     slope = _dot(gradient, (first.P, first.b))
-    before = model.loss(solver.still) + solver.penalty(Z)
+    before = model.loss(None) + solver.penalty(Z)
     accepted = before + 1e-14 * abs(before)
-    found = solver.without_crossings(first, options)
+    found = solver.without_crossings(first, steps // 2, options)
     if found is not None:
         W = solver.live * (Z + found.P)
-        if model.loss(found.U) + solver.penalty(W) <= accepted + 1e-4 * slope:
-            return NewtonStep(W, found.U, found.b, 1.0)
-    t = 1.0
+        U = model.support.apply(W - Z, found.b, exact=True)
+        if model.loss(U) + solver.penalty(W) <= accepted + 1e-4 * slope:
+            return NewtonStep(W, U, found.b, 1.0, first.converged)
+    t, U = 1.0, model.support.apply(first.P, first.b, exact=True)
     while t > options.shortest:
         W = Z + t * first.P
-        if model.loss(t * first.U) + solver.penalty(W) <= accepted + 1e-4 * t * slope:
-            return NewtonStep(W, t * first.U, t * first.b, t)
+        if model.loss(t * U) + solver.penalty(W) <= accepted + 1e-4 * t * slope:
+            return NewtonStep(W, t * U, t * first.b, t, first.converged)
         t /= 2
     return None
 
 
 @final
+class NewtonSchedule:
+    """When to take Newton steps: where sweeps have become slow, and steps go well."""
+
+    def __init__(self, options: NewtonOptions) -> None:
+        self.steps, self.sweeps_are_slow = options.first_steps, False
+        self._most, self._wait, self._patience, self._goes_well = options.most_steps, 0, 1, False
+
+    def begin(self) -> bool:
+        """Tell whether it is time for a Newton step."""
+        due = self._goes_well or self.sweeps_are_slow
+        self._wait -= 1
+        self._goes_well = False
+        return due and self._wait <= 0
+
+    def took(self, step: NewtonStep | None) -> None:
+        """Learn from a step: after one that gained little wait, each time twice as long."""
+        good = step is not None and step.length >= 0.25
+        self._wait, self._patience = (0, 1) if good else (self._patience + 1, 2 * self._patience)
+        self._goes_well = step is not None and step.length == 1.0
+        if step is not None and not step.converged:
+            self.steps = min(2 * self.steps, self._most)
+
+
+@final
 @dataclass(frozen=True)
 class _Iterate:
-    """A point of conjugate gradients: weights, intercept, outputs, and the residual that is left."""
+    """A point of conjugate gradients: weights, intercept, and the residual that is left."""
 
     P: Tensor
     b: Tensor
-    U: Tensor
     residual: tuple[Tensor, Tensor]
+    converged: bool
 
 
 @final
 class _Newton:
     """The linear system at one point."""
 
-    def __init__(self, model: GroupModel, Z: Tensor, R: Tensor, residual: float, late: Callable[[], bool]) -> None:
+    def __init__(self, model: GroupModel, Z: Tensor, residual: float, late: Callable[[], bool]) -> None:
         self.model, self.Z, self.late, self.residual = model, Z, late, residual
         norms = torch.linalg.vector_norm(Z, dim=1, keepdim=True)
         self.unit, self.bend = Z / norms, model.beta / norms  # (J, d), (J, 1)
         self.live = torch.ones_like(norms)
-        self.stop, self.still = 0.0, torch.zeros_like(R)
+        self.stop = 0.0
         values = model.support.values
         self.inverse = 1 / (model.scale * values + self.bend)  # block = its inverse less bend unit unit^T
         turned = model.support.turn(self.unit)
@@ -135,11 +165,6 @@ class _Newton:
         left = 1 - self.bend * (turned * self.along).sum(1, keepdim=True)
         self.rank_one = self.bend / left.clamp_min(1e-10)
         self.inverse_mass = torch.where(model.mass > 0, 1 / model.mass.clamp_min(TINY), 0.0)
-
-    def gradient(self, R: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the gradient of the objective in groups and intercept."""
-        G, b = self.model.support.adjoint(R)
-        return G + self.model.correction + self.model.beta * self.unit, b
 
     def penalty(self, Z: Tensor) -> float:
         """Return the terms of the objective that the outputs do not show."""
@@ -150,10 +175,10 @@ class _Newton:
         """Solve for the step from zero."""
         self.stop = self.residual * float(_dot(gradient, self._precondition(*gradient)))
         P, b = torch.zeros_like(gradient[0]), torch.zeros_like(gradient[1])
-        zero = _Iterate(P, b, self.still, (-gradient[0], -gradient[1]))
+        zero = _Iterate(P, b, (-gradient[0], -gradient[1]), converged=False)
         return self._iterate(zero, steps)
 
-    def without_crossings(self, at: _Iterate, options: NewtonOptions) -> _Iterate | None:
+    def without_crossings(self, at: _Iterate, steps: int, options: NewtonOptions) -> _Iterate | None:
         """Set groups that turn against themselves to zero and solve on for the others; None where no group does so."""
         crossed = False
         for _ in range(options.crossing_rounds):
@@ -165,37 +190,36 @@ class _Newton:
             crossed = True
             jump = torch.where(cross, -end, 0.0)
             self.live = self.live * ~cross
-            (HP, Hb), U = self._product(jump, torch.zeros_like(at.b))
+            HP, Hb = self._product(jump, torch.zeros_like(at.b))
             r = (self.live * (at.residual[0] - HP), at.residual[1] - Hb)
-            at = self._iterate(_Iterate(at.P + jump, at.b, at.U + U, r), options.max_steps // 2)
+            at = self._iterate(_Iterate(at.P + jump, at.b, r, converged=False), steps)
         return at if crossed else None
 
     def _iterate(self, at: _Iterate, steps: int) -> _Iterate:
         """Go on with conjugate gradients from an iterate."""
-        x, b, U, r = at.P, at.b, at.U, at.residual
+        x, b, r = at.P, at.b, at.residual
         p = y = self._precondition(*r)
         energy = float(_dot(r, y))
         for _ in range(steps):
             if energy <= self.stop or self.late():
                 break
-            Hp, u = self._product(*p)
+            Hp = self._product(*p)
             curvature = float(_dot(p, Hp))
             if not curvature > 1e-12 * energy:
                 break
             a = energy / curvature
-            x, b, U = x + a * p[0], b + a * p[1], U + a * u.double()
+            x, b = x + a * p[0], b + a * p[1]
             r = (r[0] - a * Hp[0], r[1] - a * Hp[1])
             y = self._precondition(*r)
             before, energy = energy, float(_dot(r, y))
             p = (y[0] + energy / before * p[0], y[1] + energy / before * p[1])
-        return _Iterate(x, b, U, r)
+        return _Iterate(x, b, r, energy <= self.stop)
 
-    def _product(self, P: Tensor, b: Tensor) -> tuple[tuple[Tensor, Tensor], Tensor]:
-        """Return the Hessian times a direction, and the direction's outputs."""
-        U = self.model.support.apply(P, b)
-        G, Hb = self.model.support.adjoint(self.model.hessian(U))
+    def _product(self, P: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the Hessian times a direction."""
+        G, Hb = self.model.support.adjoint(self.model.hessian(self.model.support.apply(P, b)))
         tangent = P - self.unit * (self.unit * P).sum(1, keepdim=True)
-        return (self.live * (G + self.bend * tangent), Hb), U
+        return self.live * (G + self.bend * tangent), Hb
 
     def _precondition(self, P: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
         turned = self.model.support.turn(P)

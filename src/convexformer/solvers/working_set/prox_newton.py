@@ -48,6 +48,7 @@ class ProxNewtonDescent(BlockDescent):
         self.softmax_hessian = isinstance(hessian, SoftmaxHessian)
         own = hessian.q if isinstance(hessian, SoftmaxHessian) else hessian.h
         self.H = np.ascontiguousarray(own.numpy().T)  # (c, N)
+        self.bare = self.H
         if not self.softmax_hessian:  # a flat loss may become curved within the step
             self.H = np.maximum(self.H, self.options.curvature_floor * loss.curvature)
         self.own = self.H * (1 - self.H) if self.softmax_hessian else self.H  # (c, N) the diagonal
@@ -95,7 +96,8 @@ class ProxNewtonDescent(BlockDescent):
         model = (self.R.copy(), self.H, self.own, self.softmax_hessian, self.scales, largest, self.D)
         weights = (self.beta, self.Z, self.gradient_correction)
         cuts = np.flatnonzero(np.diff(at.slice[groups])) + 1
-        if len(groups) >= self.options.columns_at_once * (len(cuts) + 1):
+        several = len(groups) >= self.options.columns_at_once * (len(cuts) + 1)
+        if several and self.gap > self.options.single_until:  # products in float32
             starts = np.concatenate([[0], cuts, [len(groups)]])
             token_sweep(groups, starts, at.index, at.data, at.gates, at.gated, at.spectra, *weights, *model)
         else:
@@ -105,7 +107,7 @@ class ProxNewtonDescent(BlockDescent):
         return dual_value(self.objective, self.at, limit)[0]
 
     def _hessian(self) -> Callable[[Tensor], Tensor]:
-        H = torch.from_numpy(self.H).float()
+        H = torch.from_numpy(self.bare).float()
         if not self.softmax_hessian:
             return lambda U: H * U
 
@@ -118,8 +120,9 @@ class ProxNewtonDescent(BlockDescent):
     def _own_curvature(self) -> Tensor:
         return torch.from_numpy(self.own)
 
-    def _moved_loss(self, U: Tensor) -> float:
-        return self._loss_at(self.at.outputs + (U / torch.from_numpy(self.divisor)).T)
+    def _moved_loss(self, U: Tensor | None) -> float:
+        moved = self.at.outputs if U is None else self.at.outputs + (U / torch.from_numpy(self.divisor)).T
+        return self._loss_at(moved)
 
     def _move(self, U: Tensor, intercept: Tensor) -> None:
         S, start = self.S + U.numpy(), self.at.intercept

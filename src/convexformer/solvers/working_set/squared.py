@@ -43,8 +43,8 @@ class SquaredDescent(BlockDescent):
     def _own_curvature(self) -> Tensor:
         return torch.ones(self.R.shape, dtype=torch.float64)
 
-    def _moved_loss(self, U: Tensor) -> float:
-        return self._loss(self.S + U.numpy())
+    def _moved_loss(self, U: Tensor | None) -> float:
+        return self._loss(self.S if U is None else self.S + U.numpy())
 
     def _move(self, U: Tensor, intercept: Tensor) -> None:
         S, root = self.S + U.numpy(), self.store.root

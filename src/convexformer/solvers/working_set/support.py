@@ -46,12 +46,12 @@ class TokenSupport(SupportMap):
             for a, b in zip([0, *cuts.tolist()], [*cuts.tolist(), len(slices)], strict=True)
         ]
 
-    def apply(self, P: Tensor, b: Tensor) -> Tensor:
+    def apply(self, P: Tensor, b: Tensor, *, exact: bool = False) -> Tensor:
         """``sum_j D_j X_k p_j`` into the rows of the outputs."""
-        U = torch.outer(b.float(), self.root)
-        P = P.float()
+        dtype = torch.float64 if exact else torch.float32
+        P, U = P.to(dtype), torch.outer(b.to(dtype), self.root.to(dtype))
         for rows, X, columns, gates in self.parts:
-            moved = P[rows] @ X.T
+            moved = P[rows] @ X.to(dtype).T
             U.index_add_(0, columns, moved if gates is None else moved.mul_(gates))
         return U
 

@@ -56,12 +56,14 @@ class WorkingSet(Solver):
         at = objective.evaluate(objective.apply(Z), start.intercept)
         point = monitor.check(Z, at)
         step = self._step(objective, Z, at)
-        rungs = self._ladder(objective.beta, point.polar.value) if not bool(Z.any()) else []
+        cold = not (objective.loss.quadratic or bool(Z.any()))  # a quadratic loss has no curvature to follow
+        rungs = self._ladder(objective.beta, point.polar.value) if cold else []
         for _ in monitor:
             rung, gap, scale = self._rung(objective, rungs, Z, at, point)
             assert isinstance(point.M, Tensor)
             slices = self._slices(rung, Z, point.M)
-            goal = max(self.options.gap_share * gap, 0.3 * monitor.tolerance) * scale
+            wanted = 0.5 * self.options.rung_gap if rungs else 0.3 * monitor.tolerance
+            goal = max(self.options.gap_share * gap, wanted) * scale
             context = StepContext(at, point, gap, rung.beta)
             Z = step.round(slices, context, goal, lambda: monitor.late)
             at = objective.evaluate(objective.apply(Z), at.intercept)
