@@ -145,7 +145,9 @@ class BlockDescent(WorkingSetStep):
         active = active[np.lexsort((gate[active], token[active]))]
         support = self.store.support(active)
         own = self._own_curvature()
-        mass = own @ torch.from_numpy(self.store.root**2) if self.objective.intercept else torch.zeros(len(own)).double()
+        mass = (
+            own @ torch.from_numpy(self.store.root**2) if self.objective.intercept else torch.zeros(len(own)).double()
+        )
         scale = support.curvatures(own).clamp_min(1e-5 * self.objective.loss.curvature)
         correction = torch.from_numpy(self.gradient_correction[active])
         self._gradients(active)

@@ -62,6 +62,8 @@ class WorkingSetOptions:
     rung: float = 10.0
     rung_gap: float = 0.1
     """A solve from zero comes down by factors of ``rung`` in beta, to this relative gap at each."""
+    idle_rounds: int = 8
+    """Rounds without gain after which the solver says that it is stuck, so that another may take over."""
     columns_at_once: int = 2
     """Mean number of columns of a slice from which a sweep moves them all at once."""
     single_until: float = 1e-6

@@ -16,7 +16,8 @@ class TokenSupport(SupportMap):
     """Token-major features: one product a token, with the columns in use of all its gates side by side.
 
     ``X: (s, N, d)`` in float32, whose rows carry ``root: (N,)``; ``gates: (g, N)`` or None; ``token, gate, output: (J,)`` of
-    each group, sorted by slice within token; spectra ``values: (B, d)`` and ``vectors: (B, d, d)`` of slices ``gate * s + token``.
+    each group, sorted by token, then gate; spectra ``values: (B, d)`` and ``vectors: (B, d, d)`` of slices
+    ``gate * s + token``.
     """
 
     def __init__(

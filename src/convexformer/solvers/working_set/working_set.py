@@ -7,6 +7,7 @@ checks all in float64; the round's gap is that of the whole objective, so no tok
 
 from __future__ import annotations
 
+import math
 from typing import final
 
 import numpy as np
@@ -25,6 +26,8 @@ from convexformer.solvers.working_set.prox_newton import ProxNewtonDescent
 from convexformer.solvers.working_set.squared import SquaredDescent
 from convexformer.solvers.working_set.step import StepContext, WorkingSetStep
 from convexformer.weights import Weights
+
+IDLE_SHARE = 1e-3  # a round in which the objective falls by less than this part of the gap gains nothing
 
 
 @final
@@ -58,8 +61,12 @@ class WorkingSet(Solver):
         step = self._step(objective, Z, at)
         cold = not (objective.loss.quadratic or bool(Z.any()))  # a quadratic loss has no curvature to follow
         rungs = self._ladder(objective.beta, point.polar.value) if cold else []
+        progress = _Progress()
         for _ in monitor:
             rung, gap, scale = self._rung(objective, rungs, Z, at, point)
+            if progress.idle_rounds(rung.beta, gap, scale) >= self.options.idle_rounds:
+                monitor.stall()
+                break
             assert isinstance(point.M, Tensor)
             slices = self._slices(rung, Z, point.M)
             wanted = 0.5 * self.options.rung_gap if rungs else 0.3 * monitor.tolerance
@@ -70,7 +77,7 @@ class WorkingSet(Solver):
             point = monitor.check(Z, at)
 
     def _ladder(self, beta: float, critical: float) -> list[float]:
-        """Return larger betas to solve at on the way from zero, the largest last in the list's order of use."""
+        """Return larger betas to solve at on the way from zero, in rising order: they are taken from the end."""
         rungs: list[float] = []
         while (above := beta * self.options.rung ** (len(rungs) + 1)) < 0.5 * critical:
             rungs.append(above)
@@ -110,3 +117,19 @@ class WorkingSet(Solver):
         near = used | (polars.flatten() > self.options.near * objective.beta)
         scores = torch.where(used, torch.inf, polars.flatten())
         return scores.topk(min(size, max(int(near.sum()), 1))).indices.sort().values.cpu().numpy()
+
+
+@final
+class _Progress:
+    """Counts rounds that gain nothing: the gap stays, and the objective falls by next to nothing of it."""
+
+    def __init__(self) -> None:
+        self._beta, self._gap, self._primal, self._idle = 0.0, math.inf, math.inf, 0
+
+    def idle_rounds(self, beta: float, gap: float, primal: float) -> int:
+        """Look at the relative gap and the objective before a round; return how many rounds have gained nothing."""
+        fell = primal < self._primal - IDLE_SHARE * gap * primal
+        self._idle = 0 if beta != self._beta or gap < 0.99 * self._gap or fell else self._idle + 1
+        best = (math.inf, math.inf) if beta != self._beta else (self._gap, self._primal)
+        self._beta, self._gap, self._primal = beta, min(gap, best[0]), min(primal, best[1])
+        return self._idle
