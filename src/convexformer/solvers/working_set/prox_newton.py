@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import final
+from typing import Any, final
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from convexformer.certificates import dual_value
-from convexformer.losses.hessian import SoftmaxHessian
+from convexformer.losses.hessian import DiagonalHessian, SoftmaxHessian
 from convexformer.objective import Evaluation, Objective
 from convexformer.solvers.working_set import compiled
 from convexformer.solvers.working_set.block_descent import BlockDescent
@@ -44,7 +44,7 @@ class ProxNewtonDescent(BlockDescent):
         self.R = np.ascontiguousarray(at.V.double().numpy().T / self.divisor)
         loss = self.objective.loss
         hessian = loss.hessian(at.outputs, self.objective.targets)
-        assert hessian is not None, "the working-set solver checks that the form of the Hessian is known"
+        assert isinstance(hessian, (DiagonalHessian, SoftmaxHessian)), "checked before this step is chosen"
         self.softmax_hessian = isinstance(hessian, SoftmaxHessian)
         own = hessian.q if isinstance(hessian, SoftmaxHessian) else hessian.h
         self.H = np.ascontiguousarray(own.numpy().T)  # (c, N)
@@ -93,8 +93,8 @@ class ProxNewtonDescent(BlockDescent):
         """Go once through the groups in the quadratic model: all outputs of a slice at once where there are several."""
         at = self.store
         largest = self.objective.loss.curvature
-        model = (self.R.copy(), self.H, self.own, self.softmax_hessian, self.scales, largest, self.D)
-        weights = (self.beta, self.Z, self.gradient_correction)
+        model: tuple[Any, ...] = (self.R.copy(), self.H, self.own, self.softmax_hessian, self.scales, largest, self.D)
+        weights: tuple[Any, ...] = (self.beta, self.Z, self.gradient_correction)
         cuts = np.flatnonzero(np.diff(at.slice[groups])) + 1
         several = len(groups) >= self.options.columns_at_once * (len(cuts) + 1)
         if several and self.gap > self.options.single_until:  # products in float32
