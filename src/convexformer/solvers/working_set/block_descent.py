@@ -80,7 +80,7 @@ class BlockDescent(WorkingSetStep):
                 self.known[:] = False
                 break
             newton = self.newton.begin()
-            if newton:
+            if self.newton.went_well:
                 for _ in range(self.options.newton.sweeps):
                     self._sweep(active)
             else:

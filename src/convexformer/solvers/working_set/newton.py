@@ -120,13 +120,14 @@ class NewtonSchedule:
     def __init__(self, options: NewtonOptions) -> None:
         self.steps, self.sweeps_are_slow = options.first_steps, False
         self._most, self._wait, self._patience, self._goes_well = options.most_steps, 0, 1, False
+        self.went_well = False
+        """Whether the last round ended with a full Newton step: a few sweeps then do until the next."""
 
     def begin(self) -> bool:
-        """Tell whether it is time for a Newton step."""
-        due = self._goes_well or self.sweeps_are_slow
+        """Tell whether it is time for a Newton step, if the support has settled."""
         self._wait -= 1
-        self._goes_well = False
-        return due and self._wait <= 0
+        self.went_well, self._goes_well = self._goes_well, False
+        return (self.went_well or self.sweeps_are_slow) and self._wait <= 0
 
     def took(self, step: NewtonStep | None) -> None:
         """Learn from a step: after one that gained little wait, each time twice as long."""
