@@ -23,6 +23,9 @@ nuclear norm           any                  GPU     short side of Z > short_side
 anything with a prox   any                  any     otherwise                            fista
 """
 
+HAND_OVER = ("working_set", "staircase", "fista")
+"""Who goes on when a solver stalls under ``solver="auto"``: see :func:`successors`."""
+
 
 class HasObjective(Protocol):
     """A problem, as :func:`explain` takes it."""
@@ -41,6 +44,8 @@ class AutoOptions:
     """Entries of a dense ``Z`` up to which thresholding it is cheaper than factors (benchmarks/heads.py, P4 small)."""
     short_side: int = 16
     """Short side of ``Z`` up to which singular-value thresholding on a GPU is cheaper (benchmarks/gpu_heads.py)."""
+    dense_entries: int = 1 << 26
+    """Entries of ``Z`` up to which low-rank factors that have stalled are handed over to a solver on one tensor."""
 
 
 def select(objective: Objective, options: AutoOptions = AutoOptions()) -> str:  # noqa: B008  (frozen)
@@ -63,6 +68,23 @@ def select(objective: Objective, options: AutoOptions = AutoOptions()) -> str:  
             return name
     reasons = "; ".join(f"{name} {solver.requires(objective)}" for name, solver in SOLVERS.items())
     raise ValueError(f"no solver serves this objective: {reasons}.")
+
+
+def successors(
+    name: str,
+    objective: Objective,
+    options: AutoOptions = AutoOptions(),  # noqa: B008  (frozen)
+) -> list[Solver]:
+    """Return the solvers that go on, one after another, when the solver of that name stalls.
+
+    They are the others of ``HAND_OVER`` that serve the objective, in that order: those that know the structure of the
+    penalty first, FISTA, which needs a prox alone, last (none on dense weights of more than ``dense_entries``). Each runs at most once, from the best point so far; the ``solver``
+    of each record of the history says who was at work. A stall is a number of gap checks (``Solver.patience``) in which
+    neither the gap nor the objective fell by a share worth waiting for.
+    """
+    others = [SOLVERS[other] for other in HAND_OVER if other != name]
+    fits = math.prod(objective.weight_shape) <= options.dense_entries
+    return [solver for solver in others if (fits or solver.uses_factors) and solver.requires(objective) is None]
 
 
 def solver_for(name: str, objective: Objective) -> Solver:
@@ -88,6 +110,8 @@ def explain(problem: Objective | HasObjective) -> str:
             f"does not serve: it {missing}" if missing is not None else "chosen" if name == chosen else "serves, too"
         )
         lines.append(f"{name:12} {state}")
+    after = ", then ".join(repr(solver.name) for solver in successors(chosen, objective))
+    lines += ["", f"If it stalls, it hands over to {after}."] if after else []
     values = ", ".join(f"{name} = {value:,}" for name, value in vars(AutoOptions()).items())
     return "\n".join([*lines, "", "The first row that applies:", SELECTION.strip("\n"), values])
 
