@@ -30,7 +30,7 @@ STALL_CHECKS = 60  # gap checks without progress after which a float64 solve has
 FASTER_ELSEWHERE = 1e-3  # with another solver at hand, a check must lower the objective by this share of the gap
 
 
-class TimeUp(Exception):
+class TimeUp(Exception):  # noqa: N818  (like StopIteration: not an error)
     """Raised by :meth:`Monitor.check` when the time is up; the point that was shown has been certified and kept."""
 
 

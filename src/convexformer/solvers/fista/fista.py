@@ -107,9 +107,7 @@ def fista(
                 monitor.check(Z, at_Z)
 
 
-def _advance(
-    objective: Objective, options: FistaOptions, at: _State, *, sync_free: bool, watcher: Watcher
-) -> _State:
+def _advance(objective: Objective, options: FistaOptions, at: _State, *, sync_free: bool, watcher: Watcher) -> _State:
     """Take one step; where the time runs out on the way, return to where it began, whose outputs are known."""
     penalty, beta = objective.penalty, objective.beta
     assert isinstance(penalty, Proximal)
