@@ -79,7 +79,7 @@ def test_beta_max_is_on_the_clock(data, monkeypatch):
 def test_a_step_length_that_runs_away_meets_the_clock(data, monkeypatch):
     """Doubling the curvature until it overflows takes a thousand products."""
     X, y = data
-    problem = cf.Problem("attention", X, y, beta_ratio=0.1)
+    problem = cf.Problem("attention", X, y, beta_ratio=0.1, intercept=True)
     wall = Wall(monkeypatch)
     wall.slow(problem, monkeypatch)
     endless = torch.tensor(torch.inf, dtype=torch.float64)
