@@ -32,9 +32,9 @@ PROBLEM_OPTIONS = tuple(inspect.signature(Problem).parameters)[3:]  # after head
 SOLVER_OPTIONS = tuple(inspect.signature(solve).parameters)[1:]  # after problem
 DEFAULT_TOLERANCE: float = inspect.signature(solve).parameters["tolerance"].default
 # glmnet's rule for stopping early
-SATURATED = 0.999  # stop when this share of the loss at Z = 0 is explained
-SMALL_GAIN = 1e-5  # or when one more beta explains less than this share more
-FIRST_STOP = 5  # but never before this many betas
+SATURATED = 0.999  # stop when this fraction of the loss at Z = 0 is explained,
+SMALL_GAIN = 1e-5  # or when the last beta explains less than this fraction more,
+FIRST_STOP = 5  # but not before this many betas
 
 
 @final
@@ -134,7 +134,7 @@ def path(
     whole call: when it is up, the path ends where it is, ``stopped`` being ``"time"``. Every solution has its own
     certificate. ``early_tolerance`` is for all betas but the last, where the others only lead to it. ``stop_early`` ends the
     path where the fit is saturated, by glmnet's rule: 99.9% of the loss at zero explained, or less than 1e-5 of it gained
-    by a beta. ``checkpoint`` names a folder, with a file for each beta; the same call goes on from what it finds there.
+    by a beta. ``checkpoint`` names a folder, with a file for each beta; the same call resumes from them.
     Ctrl-C returns what has been solved so far.
     """
     clock = total_clock(total_time)
@@ -206,7 +206,7 @@ def walk(
     clock = Clock() if clock is None else clock
     early = tolerance if early_tolerance is None else max(tolerance, early_tolerance)
     top = problem.beta  # beta_ratio = 1, so this is beta_max (or any positive number where beta_max is zero)
-    stopped = False  # the callback asked to stop; the status does not say so where that check met the tolerance as well
+    stopped = False  # set by the callback; the status is CONVERGED if the same check also met the tolerance
 
     with step_bar(f"{problem.head.name} path", len(ratios), shown=progress) as bar:
 
