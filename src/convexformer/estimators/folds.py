@@ -19,6 +19,7 @@ from convexformer.path import walk
 from convexformer.solution import Solution
 from convexformer.solvers.status import Status
 
+VISIBLE = 0.01  # a score is better if it is so by this share of the rise since Z = 0: less is noise to selection
 REFIT_SHARE = 0.25  # the last fit's share of the time, in units of a fold's
 
 
@@ -87,7 +88,7 @@ def score_path(
     outside = tokens.select(test)
     weighted = {"sample_weight": w[test]} if w is not None and _takes_weight(scorer, options.scoring) else {}
     scores, gaps = np.full((2, len(options.ratios)), np.nan)
-    best, best_at = -math.inf, 0
+    best, best_at = -math.inf, 0  # the last score that was visibly better than those before, and where
     solver_options = {**estimator._solver_options(), "tolerance": options.tolerance}
     for k, solution in enumerate(uninterrupted(walk(problem, options.ratios, clock=clock, **solver_options))):
         if clock.late and not solution.certificate.meets(options.tolerance):
@@ -95,7 +96,7 @@ def score_path(
         estimator._keep(problem.with_beta(solution.beta), solution)
         scores[k] = _one_number(scorer(estimator, outside, targets[test], **weighted))
         gaps[k] = solution.certificate.relative_gap
-        if scores[k] > best:
+        if k == 0 or scores[k] > best + VISIBLE * (scores[k] - scores[0]):
             best, best_at = scores[k], k
         if options.patience is not None and best_at > 0 and k - best_at >= options.patience:
             break

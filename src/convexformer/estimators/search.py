@@ -43,8 +43,9 @@ class CrossValidated(TokenEstimator):
 
     What selection cannot see is not computed. Solutions of the folds have a relative gap of ``fold_tolerance`` (or
     ``tolerance``, if that is larger), and a fold ends its path once its score has risen and ``patience`` betas in a row have
-    brought no better one (None: never). Its further scores are NaN in ``cv_results_``, and count in the mean as its last
-    one; the mean is NaN where no fold has got. A selection at the small end of the grid warns (``GridEndWarning``).
+    brought no visibly better one, by 1% of the rise (None: never). Its further scores are NaN in ``cv_results_``, and count
+    in the mean as its last one; the mean is NaN where no fold has got. A selection at the small end of the grid warns
+    (``GridEndWarning``).
 
     ``max_iter`` and ``max_time`` apply to each beta of each path, ``total_time`` to the whole of ``fit``: each fold has its
     share of what is left, and ends its path when that is up; the best of what has been scored is fitted in the rest of the
