@@ -37,6 +37,7 @@ class WorkingSet(Solver):
 
     name = "working_set"
     works_on = "penalties that are sums over token slices, on the slices that matter"
+    patience = 12  # rounds, each a solve on the working set
 
     def __init__(self, options: WorkingSetOptions = WorkingSetOptions()) -> None:  # noqa: B008  (frozen)
         self.options = options
