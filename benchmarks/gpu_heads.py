@@ -1,10 +1,13 @@
-"""Certified heads at the size of Sahiner et al. on one GPU: pooled cross-entropy, N=50,000, s=196, d=100, c=100.
+"""Certified heads at the size of Sahiner et al. on one GPU: pooled cross-entropy, N=50,000, s=196, d=c=100, 100 gates.
 
     PYTHONPATH=src python benchmarks/gpu_heads.py --json out.json
-    PYTHONPATH=src python benchmarks/gpu_heads.py --N 500 --s 16 --d 16 --c 10 --device cpu     # a smoke run
+    PYTHONPATH=src python benchmarks/gpu_heads.py --only "self_attention" "gated fno"      # some parts
+    PYTHONPATH=src python benchmarks/gpu_heads.py --N 500 --s 16 --d 16 --c 10 --gates 4 --device cpu    # a smoke run
 
 Data is made on the device: token means and covariances depend on the class. A cold solve counts everything from the
-tokens on: building the operator, beta_max, the iterations, the float64 certificate.
+tokens on: building the operator, beta_max, the iterations, the float64 certificate. Gated heads are timed stage by stage:
+the operator, beta_max, the certificate of zero weights, a solve of at most ``--max-time`` seconds. Memory is the peak of
+what torch allocated beyond the tokens, and ``peak_over_tokens`` the same as a multiple of them.
 """
 
 from __future__ import annotations
@@ -17,13 +20,21 @@ import warnings
 import torch
 
 import convexformer as cf
+from convexformer.operators import BilinearOperator, LowRank
+from convexformer.weights import Weights
 
 HEADS = {
-    "self_attention": lambda: cf.heads.SelfAttention(),
-    "mlp_mixer": lambda: cf.heads.MLPMixer(),
-    "mlp, gated": lambda: cf.heads.MLP(activation="gated_relu", gates=16),
-    "fno": lambda: cf.heads.FNO(),
+    "self_attention": lambda a: cf.heads.SelfAttention(),
+    "mlp_mixer": lambda a: cf.heads.MLPMixer(),
+    "mlp, gated": lambda a: cf.heads.MLP(activation="gated_relu", gates=16),
+    "fno": lambda a: cf.heads.FNO(),
+    "gated fno": lambda a: cf.heads.FNO("gated_relu", gates=a.gates),
+    "gated block_fno": lambda a: cf.heads.BlockFNO("gated_relu", blocks=a.blocks, gates=a.gates),
+    "gated mlp_mixer": lambda a: cf.heads.MLPMixer("gated_relu", gates=a.gates),
+    "gated self_attention": lambda a: cf.heads.SelfAttention("gated_relu", gates=a.gates),
 }
+MILLION = "self_attention, a million samples"
+PARTS = [*HEADS, MILLION]
 
 
 def make(N, s, d, c, device, seed=0):
@@ -40,71 +51,126 @@ def make(N, s, d, c, device, seed=0):
     return X, y
 
 
-def sync(device):
-    if device == "cuda":
-        torch.cuda.synchronize()
+class Stages:
+    """Seconds and peak memory of one stage after another."""
+
+    def __init__(self, X, device):
+        self.device, self.tokens, self.row = device, X.nbytes, {}
+        self.held = torch.cuda.memory_allocated() if device == "cuda" else 0
+        self.started = self._now()
+
+    def _now(self):
+        if self.device == "cuda":
+            torch.cuda.synchronize()
+        return time.perf_counter()
+
+    def __call__(self, stage, work):
+        if self.device == "cuda":
+            torch.cuda.reset_peak_memory_stats()
+        began = self._now()
+        result = work()
+        self.row[f"{stage}_s"] = self._now() - began
+        if self.device == "cuda":
+            peak = torch.cuda.max_memory_allocated() - self.held
+            self.row[f"{stage}_peak_GB"] = peak / 1e9
+            self.row["peak_over_tokens"] = max(self.row.get("peak_over_tokens", 0.0), peak / self.tokens)
+        print(f"    {stage}: {self.row[f'{stage}_s']:.2f} s", flush=True)
+        return result
 
 
-def run(name, X, y, ratio, tolerance, device):
-    if device == "cuda":
-        torch.cuda.reset_peak_memory_stats()
-    held = torch.cuda.memory_allocated() if device == "cuda" else 0
-    sync(device)
-    started = time.perf_counter()
-    problem = cf.Problem(HEADS[name](), X, y, beta_ratio=ratio, device=device, dtype=torch.float32)
-    problem.operator  # noqa: B018
-    sync(device)
-    built = time.perf_counter()
-    solution = cf.solve(problem, tolerance=tolerance)
-    sync(device)
-    ended = time.perf_counter()
+def report(solution, stages, X, y):
     proof = solution.certificate
-    accuracy = float((solution.predict(X).argmax(1) == y).double().mean())
-    return {
-        "head": name,
+    stages.row |= {
         "solver": solution.solver,
         "status": solution.status.name,
-        "build_and_beta_max_s": built - started,
-        "solve_s": ended - built,
-        "total_s": ended - started,
-        "solver_s": solution.history[-1].seconds - solution.history[0].seconds,
         "iterations": solution.n_iter,
         "relative_gap": proof.relative_gap,
         "kind": proof.kind,
         "terms": getattr(solution.weights.Z, "n_terms", None),
-        "train_accuracy": accuracy,
-        "peak_GB_beyond_tokens": (torch.cuda.max_memory_allocated() - held) / 1e9 if device == "cuda" else None,
+        "solver_s": solution.history[-1].seconds - solution.history[0].seconds,
         "history": [(r.iteration, round(r.seconds, 3), r.relative_gap) for r in solution.history][-12:],
     }
+    sample = slice(0, 10_000)
+    stages.row["train_accuracy"] = float((solution.predict(X[sample]).argmax(1) == y[sample]).double().mean())
+
+
+def run(head, X, y, a):
+    """A cold solve, from the tokens to the certificate."""
+    stages = Stages(X, a.device)
+    problem = stages(
+        "build_and_beta_max",
+        lambda: cf.Problem(head, X, y, beta_ratio=a.ratio, device=a.device, dtype=torch.float32),
+    )
+    solution = stages("solve", lambda: cf.solve(problem, tolerance=a.tolerance, max_time=a.max_time))
+    stages.row["total_s"] = stages.row["build_and_beta_max_s"] + stages.row["solve_s"]
+    report(solution, stages, X, y)
+    return stages.row
+
+
+def run_in_stages(head, X, y, a):
+    """A gated head: what it takes to build, to find beta_max, to certify a point, and what a solve reaches in time."""
+    stages = Stages(X, a.device)
+    problem = stages("build", lambda: cf.Problem(head, X, y, beta=1.0, device=a.device, dtype=torch.float32))
+    stages.row["gates"] = type(getattr(problem.operator, "gates", None)).__name__
+    stages.row["beta_max"] = stages("beta_max", lambda: problem.beta_max)
+    problem = problem.with_beta(a.ratio * problem.beta_max)
+    A = problem.operator
+    zero = Weights(LowRank.zeros(A.weight_shape, A.like) if isinstance(A, BilinearOperator) else A.zeros())
+    proof = stages("certificate_of_zero", lambda: cf.certify(zero, problem))
+    stages.row |= {"gap_of_zero": proof.relative_gap, "kind_of_zero": proof.kind}
+    if a.solve_gated:
+        solution = stages("solve", lambda: cf.solve(problem, tolerance=a.gated_tolerance, max_time=a.max_time))
+        report(solution, stages, X, y)
+    return stages.row
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    for flag, default in (("--N", 50_000), ("--s", 196), ("--d", 100), ("--c", 100)):
+    for flag, default in (
+        ("--N", 50_000),
+        ("--s", 196),
+        ("--d", 100),
+        ("--c", 100),
+        ("--gates", 100),
+        ("--blocks", 10),
+    ):
         parser.add_argument(flag, type=int, default=default)
+    parser.add_argument("--million", type=int, nargs=4, default=(1_000_000, 49, 64, 10), metavar=("N", "s", "d", "c"))
     parser.add_argument("--ratio", type=float, default=0.1)
     parser.add_argument("--tolerance", type=float, default=1e-4)
+    parser.add_argument("--gated-tolerance", type=float, default=1e-2)
+    parser.add_argument("--max-time", type=float, default=60.0, help="seconds of a solve; a certificate comes on top")
+    parser.add_argument("--solve-gated", action=argparse.BooleanOptionalAction, default=True)
     parser.add_argument("--device", default="cuda")
-    parser.add_argument("--heads", nargs="*", default=list(HEADS))
+    parser.add_argument("--only", nargs="*", choices=PARTS, default=PARTS)
     parser.add_argument("--repeat", type=int, default=2, help="the first run of a process pays for loading kernels")
     parser.add_argument("--json")
     a = parser.parse_args()
     warnings.simplefilter("ignore")
-    X, y = make(a.N, a.s, a.d, a.c, a.device)
-    print(f"tokens {tuple(X.shape)}, {X.numel() * 4 / 1e9:.2f} GB", flush=True)
-    rows = []
-    for name in a.heads:
-        for turn in range(a.repeat):
-            row = run(name, X, y, a.ratio, a.tolerance, a.device)
-            row["turn"] = turn
+    rows, data = [], None
+    for name in a.only:
+        sizes = tuple(a.million) if name == MILLION else (a.N, a.s, a.d, a.c)
+        if data is None or data[0] != sizes:
+            data = None  # free the other tokens first
+            data = (sizes, *make(*sizes, a.device))
+        _, X, y = data
+        gated = name.startswith("gated ")
+        head = cf.heads.SelfAttention() if name == MILLION else HEADS[name](a)
+        print(f"{name}: tokens {tuple(X.shape)}, {X.nbytes / 1e9:.2f} GB", flush=True)
+        for turn in range(1 if gated else a.repeat):
+            row = {"head": name, "turn": turn, "tokens_GB": X.nbytes / 1e9}
+            try:
+                row |= (run_in_stages if gated else run)(head, X, y, a)
+            except torch.OutOfMemoryError as problem:
+                row["error"] = str(problem).splitlines()[0]
             rows.append(row)
             print(
-                {k: (round(v, 4) if isinstance(v, float) and k != "relative_gap" else v) for k, v in row.items()},
+                {k: (round(v, 4) if isinstance(v, float) and "gap" not in k else v) for k, v in row.items()},
                 flush=True,
             )
-    if a.json:
-        with open(a.json, "w") as file:
-            json.dump({"config": vars(a), "rows": rows}, file, indent=2)
+            if a.json:  # after every row: a run that is cut short has left its figures
+                with open(a.json, "w") as file:
+                    json.dump({"config": vars(a), "rows": rows}, file, indent=2)
 
 
 if __name__ == "__main__":

@@ -16,12 +16,15 @@ import numpy as np
 from gpu_heads import make, run
 from matplotlib.figure import Figure
 
+import convexformer as cf
+
 
 def measure(sizes, c, device):
     rows = []
     for N, s, d in sizes:
         X, y = make(N, s, d, c, device)
-        runs = [run("self_attention", X, y, 0.1, 1e-4, device) for _ in range(3)]
+        options = argparse.Namespace(ratio=0.1, tolerance=1e-4, max_time=None, device=device)
+        runs = [run(cf.heads.SelfAttention(), X, y, options) for _ in range(3)]
         best = min(runs, key=lambda row: row["total_s"])
         kept = {k: best[k] for k in ("total_s", "iterations", "relative_gap", "status")}
         iteration = best["solver_s"] / max(best["iterations"], 1)

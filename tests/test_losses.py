@@ -1,5 +1,6 @@
 """Losses: the contract, the conjugate table, and values at the ends of the range."""
 
+import copy
 import math
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -21,6 +22,7 @@ from convexformer.losses import (
     SoftmaxHessian,
     Squared,
     SquaredHinge,
+    softmax_compiled,
     softmax_intercept,
 )
 from convexformer.rows import LOCAL, Rows
@@ -45,6 +47,14 @@ def test_every_registered_loss_has_a_case():
 @given(seed=st.integers(0, 10_000), n=st.integers(3, 20))
 def test_losses_keep_the_contract(case, seed, n):
     check_loss(case.loss, case.targets(np.random.default_rng(seed), n), seed)
+
+
+@CASES
+def test_a_wrong_hessian_product_breaks_the_contract(case):
+    wrong = copy.copy(case.loss)
+    object.__setattr__(wrong, "hessian_product", lambda F, Y, D: 1.1 * case.loss.hessian_product(F, Y, D) + 0.01 * D)
+    with pytest.raises(AssertionError, match="hessian_product"):
+        check_loss(wrong, case.targets(np.random.default_rng(0), 12))
 
 
 @CASES
@@ -296,11 +306,12 @@ def test_the_intercept_of_a_saturated_logistic_loss():
         assert float(b) == pytest.approx(-math.log(1e4), rel=1e-14)
 
 
-@pytest.mark.parametrize("make", [Logistic, Huber, lambda: Huber(1e-3), SquaredHinge])
-def test_intercepts_are_roots_whatever_the_weights_offsets_and_starts(make):
-    loss = make()
+@pytest.mark.parametrize(
+    ("loss", "searches"), [(Logistic(), 400), (Huber(), 100), (Huber(1e-3), 100), (SquaredHinge(), 100)]
+)
+def test_intercepts_are_roots_whatever_the_weights_offsets_and_starts(loss, searches):
     calls = count(loss)
-    for seed in range(400):
+    for seed in range(searches):
         F, Y, w, start = far_out(seed)
         calls.clear()
         b = loss.best_intercept(F, Y, w, start)
@@ -512,3 +523,26 @@ def test_a_class_that_only_one_part_holds_is_no_cause_to_complain(loss):
     assert apart(loss.check_intercept, Y, w) == [None, None]
     with pytest.raises(ValueError, match="class"):
         loss.check_intercept(Y[:5], w[:5])
+
+
+@pytest.mark.parametrize("smooth", [False, True], ids=["labels", "probabilities"])
+@pytest.mark.parametrize(("n", "c", "spread"), [(40, 3, 1.0), (200, 10, 5.0), (60, 24, 0.1)])
+def test_the_compiled_intercept_is_that_of_torch(n, c, spread, smooth):
+    generator = torch.Generator().manual_seed(n)
+    F = spread * torch.randn(n, c, generator=generator, dtype=torch.float64)
+    Y = torch.nn.functional.one_hot(torch.arange(n) % c, c).double()
+    Y = 0.9 * Y + 0.1 / c if smooth else Y
+    w = torch.rand(n, generator=generator, dtype=torch.float64) + 0.1
+    start = torch.zeros(c, dtype=torch.float64)
+    assert softmax_compiled.serves(F, LOCAL)
+    found = softmax_compiled.best(F, Y, w, start)
+    expected = softmax_intercept.SoftmaxIntercept(F, Y, w).best(start)
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-10 * max(1.0, spread))
+    assert float((w @ ((F + found).softmax(1) - Y)).abs().max()) <= 1e-13 * float(w.sum())
+
+
+def test_the_compiled_intercept_says_where_it_fails():
+    F = torch.tensor([[1e3, 0.0], [0.0, 1e3]], dtype=torch.float64)
+    Y = torch.tensor([[0.0, 1.0], [1.0, 0.0]], dtype=torch.float64)
+    w = torch.tensor([1.0, 1e6], dtype=torch.float64)
+    assert softmax_compiled.best(F, Y, w, torch.tensor([-600.0, 600.0], dtype=torch.float64)) is None

@@ -11,9 +11,26 @@ from hypothesis import strategies as st
 import architectures as arch
 import convexformer as cf
 from cases import ALL_HEADS, HEADS, LOSSES, OPERATORS, random_data, random_mask, tensor
-from convexformer.gauges import Factored
-from convexformer.operators import BilinearOperator, DenseOperator, GatedOperator, LowRank, Operator, bilinear
+from convexformer.gauges import Factored, PolarKind, spectral
+from convexformer.operators import (
+    BilinearOperator,
+    DenseOperator,
+    GatedOperator,
+    LowRank,
+    Operator,
+    bilinear,
+    fourier,
+    memory_budget,
+)
 from convexformer.operators.fourier import fourier_gates
+from convexformer.operators.gates import (
+    AttentionRule,
+    MixerRule,
+    PackedGates,
+    RecomputedGates,
+    StoredGates,
+    hold_gates,
+)
 from convexformer.testing import check_operator
 
 sizes = st.integers(1, 5)
@@ -68,23 +85,29 @@ GATED = [(cf.heads.MLPMixer, kind) for kind in KINDS[:3]] + [(cf.heads.SelfAtten
 
 @pytest.mark.parametrize(("head", "targets"), GATED)
 @pytest.mark.parametrize("s", [3, 17])
-@pytest.mark.parametrize("chunk", [1, 5000, 1 << 25])
-def test_gated_matrix_operators_take_dense_weights_by_direct_products(head, targets, s, chunk, monkeypatch):
-    monkeypatch.setattr(bilinear, "TEMPORARY", chunk)
+@pytest.mark.parametrize("budget", [(1, 0), (40_000, 2_000), (1 << 28, 1 << 31)])
+def test_gated_matrix_operators_take_dense_weights_by_direct_products(head, targets, s, budget, monkeypatch):
+    with memory_budget(temporaries=budget[0], buffers=budget[0], stored=budget[1]):
+        dense_weights_by_direct_products(head, targets, s, monkeypatch)
+
+
+def dense_weights_by_direct_products(head, targets, s, monkeypatch):
     rng, n, d, c = np.random.default_rng(0), 7, 3, 1 if "one" in targets else 2
     Y = rng.standard_normal((n, s, c) if "tokens" in targets else (n, c))
     mask = random_mask(rng, n, s) if "masked" in targets else None
     A = cf.Problem(head("gated_relu", gates=2), rng.standard_normal((n, s, d)), Y, beta=1.0, mask=mask).operator
     Z, V = tensor(rng, *A.weight_shape), tensor(rng, *A.output_shape)
-    by_terms = BilinearOperator.apply_dense(A, Z), BilinearOperator.adjoint(A, V)
-    for slow in (
-        "apply_factors",
-        "matvec",
-        "rmatvec",
-    ):  # one term for each row of a matrix: minutes where these take seconds
+    by_terms = BilinearOperator.apply_dense(A, Z), adjoint_by_terms(A, V)
+    # one term for each row of a matrix: minutes where the direct products take seconds
+    for slow in ("apply_factors", "matvec", "rmatvec"):
         monkeypatch.setattr(A, slow, None)
     assert torch.allclose(A.apply(Z), by_terms[0], rtol=1e-12, atol=1e-12 * float(by_terms[0].abs().max()))
     assert torch.allclose(A.adjoint(V), by_terms[1], rtol=1e-12, atol=1e-12 * float(by_terms[1].abs().max()))
+
+
+def adjoint_by_terms(A, V):
+    blocks = [BilinearOperator.adjoint_block(A, V, b) for b in range(A.n_blocks)]
+    return torch.stack(blocks).reshape(A.weight_shape)
 
 
 @pytest.mark.parametrize("head", [cf.heads.MLPMixer, cf.heads.SelfAttention], ids=["mixer", "attention"])
@@ -229,3 +252,122 @@ def test_a_gated_fno_with_ties_predicts_the_same_for_one_sample_as_for_a_batch()
     by_hand = sum(open_gates * (wide @ w1.reshape(7, 1)) * w2 for w1, w2 in zip(*printed, strict=True))
     np.testing.assert_allclose(batch.numpy(), by_hand, atol=1e-9)
     np.testing.assert_allclose(network(torch.tensor(X)).detach().numpy(), by_hand, atol=1e-9)
+
+
+# ---------------------------------------------------------------------- memory budgets
+
+TIGHT = {
+    "one sample at a time, nothing kept": {"temporaries": 1, "buffers": 1, "stored": 0},
+    "gates as bits": {"temporaries": 4_000, "buffers": 4_000, "stored": 300},
+    "gates decided anew": {"temporaries": 20_000, "buffers": 20_000, "stored": 40},
+}
+GATED_HEADS = [
+    cf.heads.SelfAttention("gated_relu", gates=3),
+    cf.heads.MLPMixer("gated_relu", gates=3),
+    cf.heads.FNO("gated_relu", gates=3),
+    cf.heads.BlockFNO("gated_relu", blocks=2, gates=2),
+    cf.heads.FNO("gated_relu", gates=2, grid=(2, 3)),
+    cf.heads.SelfAttention(),
+    cf.heads.MLP("gated_relu", gates=3),
+]
+
+
+@pytest.mark.parametrize("budget", TIGHT.values(), ids=TIGHT.keys())
+@pytest.mark.parametrize("targets", ["pooled", "tokens"])
+@pytest.mark.parametrize("head", GATED_HEADS, ids=str)
+def test_no_budget_changes_an_operator(head, targets, budget):
+    rng, N, s, d, c = np.random.default_rng(0), 37, 6, 4, 2
+    X, Y = rng.standard_normal((N, s, d)), rng.standard_normal((N, s, c) if targets == "tokens" else (N, c))
+    A = cf.Problem(head, X, Y, beta=1.0).operator
+    Z, V = tensor(rng, *A.weight_shape), tensor(rng, *A.output_shape)
+    with memory_budget(**budget):
+        small = cf.Problem(head, X, Y, beta=1.0).operator
+        check_operator(small)
+        for mine, theirs in ((small.apply(Z), A.apply(Z)), (small.adjoint(V), A.adjoint(V))):
+            assert torch.allclose(mine, theirs, rtol=1e-11, atol=1e-11 * float(theirs.abs().max()))
+
+
+def test_gates_are_kept_as_the_budget_allows():
+    X = tensor(np.random.default_rng(0), 70, 5, 3)
+    for rule in (AttentionRule(tensor(np.random.default_rng(1), 2, 3, 3)), MixerRule(torch.randn(2, 5, 5).double())):
+        kinds, found = [], []
+        for stored in (1 << 20, 2_000, 100):
+            with memory_budget(stored=stored):
+                gates = hold_gates(X, rule)
+            kinds.append(type(gates))
+            found.append(torch.stack([gates.take(slice(7, 69), b) for b in range(2)]))
+        assert kinds == [StoredGates, PackedGates, RecomputedGates]
+        assert torch.equal(found[0], found[1])
+        assert torch.equal(found[0], found[2])
+
+
+def test_recomputed_gates_do_not_depend_on_the_chunk():
+    """Sums that rounding decides: the same whatever samples are asked for."""
+    X = 0.1 * torch.tensor(np.random.default_rng(0).integers(-1, 2, (90, 6, 3)))
+    gates = RecomputedGates(X, AttentionRule(0.1 * torch.tensor(np.random.default_rng(1).integers(-1, 2, (1, 3, 3)))))
+    whole = gates.take(slice(0, 90), 0)
+    assert torch.equal(whole, torch.cat([gates.take(slice(k, k + 1), 0) for k in range(90)]))
+    assert torch.equal(whole[40:], gates.take(slice(40, None), 0))
+
+
+@pytest.mark.parametrize("targets", ["pooled", "tokens"])
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("head", GATED_HEADS, ids=str)
+def test_exact_operators_are_those_of_float64_tokens_and_copy_none(head, masked, targets):
+    if masked and not head.masks:
+        return
+    rng, N, s, d, c = np.random.default_rng(0), 9, 6, 4, 2
+    X, Y = (
+        rng.standard_normal((N, s, d)).astype(np.float32),
+        rng.standard_normal((N, s, c) if targets == "tokens" else (N, c)),
+    )
+    mask = random_mask(rng, N, s) if masked else None
+    single = cf.Problem(head, X, Y, beta=1.0, mask=mask, dtype=torch.float32)
+    exact = single.objective.reference().operator
+    double = cf.Problem(head, X.astype(np.float64), Y, beta=1.0, mask=mask).operator
+    check_operator(exact)
+    Z, V = tensor(rng, *double.weight_shape), tensor(rng, *double.output_shape)
+    assert exact.like.dtype == torch.float64
+    assert torch.allclose(exact.apply(Z), double.apply(Z), rtol=1e-13, atol=1e-13 * float(double.apply(Z).abs().max()))
+    assert torch.allclose(exact.adjoint(V), double.adjoint(V), rtol=1e-13, atol=1e-12)
+    if (made := single.operator.exact()) is not None:
+        held = [part for part in vars(made).values() if isinstance(part, torch.Tensor)]
+        assert not any(part.dtype == torch.float64 and part.numel() >= X.size for part in held)
+
+
+@pytest.mark.parametrize("head", [cf.heads.SelfAttention, cf.heads.MLPMixer])
+def test_estimates_of_many_blocks_are_close_and_never_above(head, monkeypatch):
+    monkeypatch.setattr(spectral, "SMALL_SIDE", 2)
+    rng = np.random.default_rng(0)
+    X, Y = rng.standard_normal((60, 6, 7)), rng.standard_normal((60, 5))
+    A = cf.Problem(head("gated_relu", gates=5), X, Y, beta=1.0).operator
+    for turn in range(3):  # later ones start where the last ended
+        V = tensor(rng, *A.output_shape)
+        exact = torch.linalg.svdvals(A.adjoint(V)).amax()
+        M = A.dual_matrix(V)
+        found = spectral.estimate(M)
+        assert found.kind is PolarKind.LOWER
+        assert 0.99 * exact <= found.value <= exact * (1 + 1e-12), turn
+        sigma, U, right, block = spectral.top_pairs(M, 3)
+        aligned = torch.einsum("kp,kpq,kq->k", U, -A.adjoint(V)[block], right)
+        assert torch.allclose(aligned, sigma, rtol=1e-9)
+        proof = spectral.bound(M)
+        assert proof.kind is PolarKind.UPPER
+        assert exact <= proof.value <= exact * (1 + 1e-4)
+
+
+@pytest.mark.parametrize("blocks", [1, 2])
+def test_all_orders_of_a_pooled_gated_fourier_operator_agree(blocks, monkeypatch):
+    rng, N, s, d = np.random.default_rng(0), 7, 5, 16
+    head = cf.heads.BlockFNO("gated_relu", blocks=blocks, gates=3)
+    A = cf.Problem(head, rng.standard_normal((N, s, d)), rng.standard_normal((N, 2)), beta=1.0).operator
+    Z, V = tensor(rng, *A.weight_shape), tensor(rng, *A.output_shape)
+    pooled = []
+    for wide in (0, 100):  # outputs first, products of spectra first
+        monkeypatch.setattr(fourier, "WIDE", wide)
+        pooled.append((A.apply(Z), A.adjoint(V)))
+    A.pooled, A.output_shape = False, (N * s, 2)
+    by_token = A.apply(Z).view(N, s, 2).mean(1), A.adjoint((V / s)[:, None].expand(-1, s, -1).flatten(0, 1))
+    for order in pooled:
+        for mine, theirs in zip(order, by_token, strict=True):
+            assert torch.allclose(mine, theirs, rtol=1e-11, atol=1e-12)

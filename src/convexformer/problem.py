@@ -1,8 +1,9 @@
-"""The problem as a person has it: a head, tokens, targets, a loss and a beta. It builds an :class:`Objective`."""
+"""The problem as users state it: a head, tokens, targets, a loss and a beta. It builds an :class:`Objective`."""
 
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any, final
 
 import torch
@@ -25,8 +26,8 @@ class Problem:
     The objective is a sum over samples, as in the papers: ``sum_i w_i L(f_i, y_i) + beta * gauge(Z)``. Give either
     ``beta``, which is absolute, or ``beta_ratio``, a fraction of ``beta_max``. An intercept is never penalised.
 
-    **Tokens are not copied** where device and dtype agree with the caller's (a float64 array on a CPU): they may be most of
-    the memory there is. Do not change ``X`` in place while the problem is in use, or pass ``X.copy()``. Targets, weights
+    **Tokens are not copied** where device and dtype agree with the caller's (a float64 array on a CPU), since they may
+    take most of the memory. Do not change ``X`` in place while the problem is in use, or pass ``X.copy()``. Targets, weights
     and masks are copied; solutions and estimators hold no training data.
 
     Parameters
@@ -91,9 +92,13 @@ class Problem:
             at = 1.0 if beta is None else float(beta)
             return Objective(operator, chosen, penalty, targets.Y, targets.w, at, bool(intercept))
 
-        objective = build(tokens)
-        if head.rebuilds:
-            objective = objective.with_exact(lambda: build(tokens.to(dtype=torch.float64)))
+        first = build(tokens)
+
+        def exact() -> Objective:
+            operator = first.operator.exact()
+            return build(tokens.to(dtype=torch.float64)) if operator is None else replace(first, operator=operator)
+
+        objective = first.with_exact(exact) if head.rebuilds else first
         self._set(head, tokens, layout, objective, None)
         if beta is None:
             self._set(head, tokens, layout, objective.at(self._beta_from_ratio(float(beta_ratio or 0))), self._beta_max)
@@ -147,7 +152,7 @@ class Problem:
         return self.objective.value(weights)
 
     def identity(self) -> dict[str, object]:
-        """Return what the meaning of weights depends on."""
+        """Return the head's options and the sizes that weights depend on, by name."""
         return self.head.identity(self.layout)
 
     def fingerprint(self) -> str:
@@ -178,7 +183,7 @@ class Problem:
     # ------------------------------------------------------------------ inside
 
     def _beta_from_ratio(self, ratio: float) -> float:
-        # where nothing can be learnt (beta_max = 0) any positive beta has the same answer, Z = 0
+        # at beta_max = 0 the solution is Z = 0 for every positive beta
         if not math.isfinite(self.beta_max):
             raise ValueError(
                 f"beta_max is {self.beta_max} in {self.tokens.X.dtype}: the tokens are too large (their largest entry is "

@@ -1,16 +1,17 @@
-"""How the machine is used: threads for small pieces, tensor cores for rough products, reading from a busy GPU."""
+"""Hardware settings: one thread for small problems, TF32 products, and asynchronous reads from a GPU."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import final
+from functools import cache
+from typing import Any, final
 
 import torch
-from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
+from threadpoolctl import ThreadpoolController  # type: ignore[import-untyped]
 from torch import Tensor
 
-THREADS_PAY = 4_000_000  # multiplications of a product from which more threads pay
+SINGLE_THREAD_WORK = 4_000_000  # products with at most this many multiplications run on one thread
 
 
 @contextmanager
@@ -19,16 +20,32 @@ def few_threads(like: Tensor, work: int | None = None) -> Iterator[None]:
 
     ``work`` counts the multiplications of a product, by default the entries of ``like``.
     """
-    if like.device.type != "cpu" or (like.numel() if work is None else work) > THREADS_PAY:
+    if like.device.type != "cpu" or (like.numel() if work is None else work) > SINGLE_THREAD_WORK:
         yield
         return
+    if torch.get_num_threads() == 1:  # whoever has set torch to one thread has divided the cores already
+        yield
+        return
+    with limited_threads(1):
+        yield
+
+
+@contextmanager
+def limited_threads(limit: int) -> Iterator[None]:
+    """Run torch and the BLAS on at most so many threads, and restore what was set before."""
     before = torch.get_num_threads()
-    with threadpool_limits(limits=1):
-        torch.set_num_threads(1)
+    with _pools().limit(limits=limit):
+        torch.set_num_threads(limit)
         try:
             yield
         finally:
             torch.set_num_threads(before)
+
+
+@cache
+def _pools() -> Any:
+    """Return the thread pools of this process; looking for them takes milliseconds, as long as a small solve."""
+    return ThreadpoolController()
 
 
 @contextmanager
@@ -44,9 +61,9 @@ def tensor_cores() -> Iterator[None]:
 
 @final
 class AsyncScalars:
-    """A few numbers on their way from a device to the host: sent for at once, waited for only when read.
+    """Numbers copied to the host asynchronously: the copy starts at once, and :meth:`read` waits for it.
 
-    Meanwhile the device may be given more to do; a plain ``float()`` would wait for all of that as well.
+    Kernels launched in between are not waited for; a plain ``float()`` would wait for them.
     """
 
     def __init__(self, numbers: Tensor) -> None:
@@ -60,7 +77,7 @@ class AsyncScalars:
             self._host = numbers.clone()
 
     def read(self) -> list[float]:
-        """Return the numbers once they are here."""
+        """Wait for the copy and return the numbers."""
         if self._event is not None:
             self._event.synchronize()
         return self._host.tolist()

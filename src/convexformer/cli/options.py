@@ -1,4 +1,4 @@
-"""What the commands share: their options, and the data files they read."""
+"""Options of the commands, and the data files they read."""
 
 from __future__ import annotations
 
@@ -26,6 +26,8 @@ LossOption = Annotated[str, typer.Option(help="auto, or the name of a loss.")]
 TaskOption = Annotated[str, typer.Option(help="auto (by the targets), classify or regress.")]
 MaxIterOption = Annotated[int | None, typer.Option(help="Stop after this many iterations.")]
 MaxTimeOption = Annotated[float | None, typer.Option(help="Stop after this many seconds.")]
+SolverOption = Annotated[str, typer.Option(help="auto, or the name of a solver: fista, staircase, working_set, ...")]
+TotalTimeOption = Annotated[float | None, typer.Option(help="End the whole path after this many seconds.")]
 DeviceOption = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
 SeedOption = Annotated[int, typer.Option(help="Seed of the gates.")]
 StandardizeOption = Annotated[bool, typer.Option(help="Centre and scale each channel.")]

@@ -16,6 +16,7 @@ from sklearn.metrics import check_scoring
 
 from convexformer.data import TokenDataset
 from convexformer.estimators.base import TokenEstimator
+from convexformer.estimators.folds import FoldOptions, Share, one_number, takes_weight, uninterrupted
 from convexformer.path import walk
 from convexformer.solution import Solution
 from convexformer.weights import apply_weights
@@ -32,7 +33,7 @@ class AutoGrid:
     longest: int = 10
     """Betas at most: the path goes on, at the same pace, where the best score is at its end (many classes want it)."""
     patience: int = 2
-    """Betas without a better score after which a fold ends its path."""
+    """Betas without a better score after which a fold ends its path, or one such beyond ``count``."""
     tolerance: float = 2e-2
     """Relative gap of the folds' fits, unless the estimator's own is larger."""
 
@@ -41,22 +42,25 @@ class AutoGrid:
         step = (self.last / self.first) ** (1 / (self.count - 1))
         return self.first * step ** np.arange(self.longest)
 
+    def settled(self, scores: list[float]) -> bool:
+        """Tell whether smaller betas are of no use."""
+        since = len(scores) - 1 - int(np.argmax(scores))
+        return since >= self.patience or (len(scores) >= self.count and since > 0)
 
-GRID = AutoGrid()
 
-
-def auto_fold(
+def auto_path(
     estimator: TokenEstimator,
     tokens: TokenDataset,
     targets: np.ndarray,
     w: np.ndarray | None,
     train: np.ndarray,
     test: np.ndarray,
-    scoring: Any,
-    weighted: bool,
-    grid: AutoGrid = GRID,
-) -> tuple[list[float], list[float]]:
-    """Walk the path on one fold; return the scores and the certified gaps, as far as the path went."""
+    options: FoldOptions,
+    share: Share,
+    grid: AutoGrid = AutoGrid(),  # noqa: B008  (frozen)
+) -> tuple[np.ndarray, np.ndarray]:
+    """Walk the path on one fold; return scores and relative gaps, ``(n_betas,)`` each, NaN where it has not got."""
+    clock = share.clock()
     part = None if w is None else w[train]
     inside, codes, own = estimator._read_training(tokens.select(train), targets[train], part, None)
     inside = inside.to(dtype=torch.float32)
@@ -64,18 +68,20 @@ def auto_fold(
     problem = estimator._problem(inside, codes, own, beta_ratio=1.0)
     outside = tokens.select(test).to(device=inside.X.device, dtype=torch.float32)
     operator = problem.head.operator(estimator._standardized(outside), problem.layout)  # once for all betas
-    scorer = check_scoring(estimator, scoring=scoring)
-    options = {**estimator._solver_options(), "tolerance": max(grid.tolerance, estimator.tolerance), "progress": False}
-    weights = {"sample_weight": w[test]} if weighted and w is not None else {}
-    scores: list[float] = []
-    gaps: list[float] = []
-    for solution in walk(problem, grid.ratios(), **options):
+    scorer = check_scoring(estimator, scoring=options.scoring)
+    weighted = {"sample_weight": w[test]} if w is not None and takes_weight(scorer, options.scoring) else {}
+    solver_options = {**estimator._solver_options(), "tolerance": max(grid.tolerance, options.tolerance)}
+    scores, gaps = np.full((2, len(options.ratios)), np.nan)
+    found: list[float] = []
+    for k, solution in enumerate(uninterrupted(walk(problem, options.ratios, clock=clock, **solver_options))):
+        if clock.late and not solution.certificate.meets(solver_options["tolerance"]):
+            break
         estimator._keep(problem.with_beta(solution.beta), solution)
         outputs = _outputs(solution, operator)
-        estimator.outputs = lambda X, mask=None, found=outputs: found  # type: ignore[method-assign,misc]
-        scores.append(float(scorer(estimator, outside, targets[test], **weights)))
-        gaps.append(solution.certificate.relative_gap)
-        if _settled(scores, grid):
+        estimator.outputs = lambda X, mask=None, known=outputs: known  # type: ignore[method-assign,misc]
+        found.append(one_number(scorer(estimator, outside, targets[test], **weighted)))
+        scores[k], gaps[k] = found[-1], solution.certificate.relative_gap
+        if grid.settled(found):
             break
     return scores, gaps
 
@@ -85,17 +91,3 @@ def _outputs(solution: Solution, operator: Any) -> np.ndarray:
     if solution.weights.intercept is not None:
         found = found + solution.weights.intercept.to(found)
     return (found.squeeze(-1) if solution.layout.squeeze else found).cpu().numpy()
-
-
-def _settled(scores: list[float], grid: AutoGrid) -> bool:
-    """Tell whether smaller betas are of no use: the last few brought nothing better."""
-    since = len(scores) - 1 - int(np.argmax(scores))
-    return since >= grid.patience or (len(scores) >= grid.count and since > 0)
-
-
-def together(rows: list[tuple[list[float], list[float]]]) -> tuple[np.ndarray, np.ndarray]:
-    """``(folds, betas)`` scores and gaps; a fold that ended its path earlier keeps its last score."""
-    longest = max(len(scores) for scores, _ in rows)
-    scores = np.array([[*own, *[own[-1]] * (longest - len(own))] for own, _ in rows])
-    gaps = np.array([[*own, *[own[-1]] * (longest - len(own))] for _, own in rows])
-    return scores, gaps

@@ -20,7 +20,7 @@ from convexformer.gauges.base import (
     as_tensor,
 )
 
-# from the most to the least reliable
+# kinds from the most to the least reliable: a sum has the worst kind of its parts
 TRUST = (PolarKind.EXACT, PolarKind.UPPER, PolarKind.PROBABILISTIC, PolarKind.LOWER)
 
 
@@ -54,7 +54,7 @@ class SumPenalty(Penalty):
 
     @property
     def indicator_conjugate(self) -> bool:  # type: ignore[override]
-        """True when it is for every part."""
+        """True when every part's is."""
         return all(part.indicator_conjugate for part in self.parts)
 
     def value(self, Z: WeightsLike) -> Tensor:

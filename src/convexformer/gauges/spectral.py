@@ -8,12 +8,17 @@ import torch
 from torch import Tensor
 
 from convexformer.gauges.base import LinearMap, Polar, PolarKind
+from convexformer.gauges.krylov import Krylov, largest_eigenvalue, random_rows
 
 SMALL_SIDE = 1024  # the exact spectrum of the Gram matrix is taken for short sides up to this
 CHOLESKY_SIDE = 20_000  # a Cholesky test proves the bound for short sides up to this
-FORMED = 1 << 28  # M is formed for a bound if it has at most this many entries: 2 GiB in float64
+FORMED = 1 << 28  # all blocks of M are formed together if they have at most this many entries: 2 GiB in float64
 FAILURE = 1e-6  # probability that a probabilistic bound is wrong
-LANCZOS_STEPS = 1000
+PROOF_WIDTH, PROOF_STEPS = 8, 250  # the Krylov space of a probabilistic bound
+WIDTHS = {"one": 16, "formed": 8, "gated": 4}
+"""Vectors in a block of an estimate: of a single matrix, of matrices that are formed, and of many that are not."""
+ESTIMATE_STEPS = 10  # blocks of vectors of an estimate, at most
+SETTLED = 1e-5  # an estimate is done when another block of vectors raises it by less than this
 
 
 def unit_of(M: Tensor) -> Tensor:
@@ -44,17 +49,21 @@ def largest(M: Tensor) -> float:
 def bound(M: LinearMap) -> Polar:
     """Bound the largest singular value of an implicit ``M: (B, p, q)`` from above, as tightly as its size allows.
 
-    Exact by eigenvalues when a side is small; proven by a Cholesky factorisation when ``M`` can be formed; otherwise
-    Lanczos with the bound of Kuczynski and Wozniakowski (1992), which holds with the stated probability.
+    Exact by eigenvalues when a side is small; proven by a Cholesky factorisation when a block can be formed; otherwise
+    by the Krylov space of random vectors, with the stated probability.
     """
     B, p, q = M.shape
     side = min(p, q)
     if side <= SMALL_SIDE and B * p * q <= FORMED:
         return Polar(largest(M.dense()))
-    if side <= CHOLESKY_SIDE and p * q <= FORMED:
-        return Polar(max(_proven(M, b) for b in range(B)), PolarKind.UPPER)
-    top = max(_probable(M, b, B) for b in range(B))
-    return Polar(top, PolarKind.PROBABILISTIC, confidence=1 - FAILURE)
+    if side <= CHOLESKY_SIDE and M.formable:
+        if side <= SMALL_SIDE:
+            return Polar(max(largest(M.block(b)) for b in range(B)))
+        top = 0.0
+        for b in range(B):
+            top = _proven(M.block(b), top)
+        return Polar(top, PolarKind.UPPER)
+    return Polar(max(_probable(M, b, B) for b in range(B)), PolarKind.PROBABILISTIC, confidence=1 - FAILURE)
 
 
 def estimate(M: LinearMap) -> Polar:
@@ -65,48 +74,7 @@ def estimate(M: LinearMap) -> Polar:
             return Polar(math.inf, PolarKind.LOWER)
         values, _ = M.gram_spectrum()  # cached: the solver asks for the vectors next
         return Polar(float(values[..., -1].max()))
-    return Polar(max(lanczos(M, b, steps=40) for b in range(B)), PolarKind.LOWER)
-
-
-def lanczos(M: LinearMap, b: int, steps: int, seed: int = 0) -> float:
-    """Return the largest singular value of block ``b`` after ``steps`` of Golub-Kahan-Lanczos from a random start."""
-    _, p, q = M.shape
-    like = M.like
-    transposed = q > p  # iterate on the short side
-    there, back = (M.rmatvec, M.matvec) if transposed else (M.matvec, M.rmatvec)
-    generator = torch.Generator().manual_seed(seed)
-    v = torch.randn((1, min(p, q)), generator=generator, dtype=torch.float64).to(like)
-    v = v / v.norm()
-    unit = unit_of(there(v, b))
-    basis = [v]
-    alphas: list[Tensor] = []
-    betas: list[Tensor] = []
-    previous, beta = None, None
-    largest_yet = v.new_zeros(())
-    for _ in range(min(steps, min(p, q))):
-        u = there(v, b) / unit
-        if previous is not None and beta is not None:
-            u = u - beta * previous
-        u, alpha = _normalised(u, largest_yet)
-        w = back(u, b) / unit - alpha * v
-        Q = torch.cat(basis)
-        for _twice in range(2):  # full reorthogonalisation: rounding must not lose the top
-            w = w - (w @ Q.T) @ Q
-        largest_yet = torch.maximum(largest_yet, alpha)
-        previous, (v, beta) = u, _normalised(w, largest_yet)
-        alphas.append(alpha)
-        betas.append(beta)
-        basis.append(v)
-    A, E = torch.stack(alphas).double(), torch.stack(betas).double()
-    core = torch.diag(A) + torch.diag(E[:-1], 1)
-    return float(unit) * float(torch.linalg.svdvals(core)[0]) if bool(core.isfinite().all()) else math.inf
-
-
-def _normalised(x: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
-    """Return ``x / |x|`` and ``|x|``; zeros where ``x`` is rounding, which means that the Krylov space is exhausted."""
-    norm = x.norm()
-    norm = torch.where(norm > 64 * torch.finfo(x.dtype).eps * scale, norm, 0.0)
-    return torch.where(norm > 0, x / norm, 0.0), norm
+    return Polar(_survey(M), PolarKind.LOWER)
 
 
 def top_pairs(
@@ -114,16 +82,98 @@ def top_pairs(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return the ``k`` largest singular triples over all blocks: values, ``U: (k, p)``, ``V: (k, q)``, blocks.
 
-    By the SVD of small blocks, by subspace iteration on large ones (``start: (j, q)`` seeds it).
+    By the SVD of small blocks. Of large ones those that an estimate of ``M`` has found, where they are enough; else by
+    subspace iteration (``start: (j, q)`` seeds it).
     """
     B, p, q = M.shape
     if min(p, q) <= SMALL_SIDE and B * p * q <= FORMED:
         values, Q = M.gram_spectrum()
         return _gram_pairs(M.dense(), values, Q, k)
+    if start is None:
+        if M.pairs is None:
+            _survey(M)
+        assert M.pairs is not None
+        if B > 1 or 2 * k <= len(M.pairs[0]):
+            sigma, U, V, block = (part[:k] for part in M.pairs)
+            return sigma, U, V, block
+        start = M.pairs[2][:k]
     found = []
     for b in range(B):
         U, sigma, V = _subspace(M, b, k, start, sweeps)
         found.append((sigma, U, V, torch.full((len(sigma),), b, dtype=torch.int64, device=sigma.device)))
+    return _sorted(found, k)
+
+
+def _survey(M: LinearMap) -> float:
+    """Find the top of every block by Krylov spaces; leave the pairs on ``M`` and the start of the next survey.
+
+    Blocks that are cheap to form are formed, one after the other. Of others, which cost a pass over the data for every
+    block of vectors, only those go on whose value rises and may still exceed the largest.
+    """
+    B, p, q = M.shape
+    formed = M.formable and M.block_cost <= 4 * WIDTHS["formed"]
+    width = min(WIDTHS["one" if B == 1 else "formed" if formed else "gated"], p, q)
+    spaces: dict[int, Krylov] = {}
+    values, found = [0.0] * B, []
+    if formed:
+        for b in range(B):
+            block = M.block(b)
+            spaces = {b: _space(M, b, width, block)}
+            _settle(spaces, values)
+            found.append(_triples(M, b, spaces[b], width))
+    else:
+        spaces = {b: _space(M, b, width) for b in range(B)}
+        _settle(spaces, values)
+        found = [_triples(M, b, space, len(space.basis) if B == 1 else width) for b, space in spaces.items()]
+    M.pairs = _sorted(found)
+    return max(values)
+
+
+def _space(M: LinearMap, b: int, width: int, block: Tensor | None = None) -> Krylov:
+    """The Krylov space of a block on its short side, from where the last survey ended and one random vector."""
+    _, p, q = M.shape
+    n = min(p, q)
+    start = random_rows(width, n, M.like, seed=b)
+    if (known := M.leading.get(b)) is not None:
+        start = torch.cat([known.to(start)[: width - 1], start])[:width]
+    if block is None:
+        there, back = (lambda V: M.matvec(V, b)), (lambda U: M.rmatvec(U, b))
+    else:
+        there, back = (lambda V: V @ block.T), (lambda U: U @ block)
+    return Krylov(there, back, start) if q <= p else Krylov(back, there, start)
+
+
+def _settle(spaces: dict[int, Krylov], values: list[float]) -> None:
+    """Grow the spaces until their largest value settles; ``values`` holds those of all blocks."""
+    rise = dict.fromkeys(spaces, math.inf)
+    for b, space in spaces.items():
+        values[b] = space.top()
+    for step in range(ESTIMATE_STEPS):
+        best = max(values)
+        # a value that rose by a fraction may rise by twice as much again
+        active = [b for b in spaces if rise[b] > SETTLED and (step < 1 or values[b] * (1 + 2 * rise[b]) > best)]
+        active = [b for b in active if not spaces[b].full and 0 < values[b] < math.inf]
+        if not active:
+            return
+        for b in active:
+            spaces[b].grow()
+            before, values[b] = values[b], spaces[b].top()
+            rise[b] = values[b] / before - 1
+
+
+def _triples(M: LinearMap, b: int, space: Krylov, k: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return the top ``k`` triples of a block and keep their short sides for the next survey."""
+    _, p, q = M.shape
+    sigma, near, far = space.ritz(k)
+    M.leading[b] = near[: WIDTHS["one"]]
+    block = torch.full((len(sigma),), b, dtype=torch.int64, device=sigma.device)
+    return (sigma, far, near, block) if q <= p else (sigma, near, far, block)
+
+
+def _sorted(
+    found: list[tuple[Tensor, Tensor, Tensor, Tensor]], k: int | None = None
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Join triples of several blocks, the largest values first."""
     sigma, U, V, block = (torch.cat(parts) for parts in zip(*found, strict=True))
     order = sigma.argsort(descending=True)[:k]
     return sigma[order], U[order], V[order], block[order]
@@ -144,13 +194,10 @@ def _gram_pairs(M: Tensor, values: Tensor, Q: Tensor, k: int) -> tuple[Tensor, T
 def _subspace(M: LinearMap, b: int, k: int, start: Tensor | None, sweeps: int) -> tuple[Tensor, Tensor, Tensor]:
     """Randomised subspace iteration (Halko, Martinsson, Tropp 2011) with batched products."""
     _, p, q = M.shape
-    generator = torch.Generator().manual_seed(0)
     width = min(k + 8, p, q)
-    V = torch.randn((width, q), generator=generator, dtype=torch.float64).to(M.like)
-    if start is not None and len(start):
-        V = torch.cat([start.to(V), V])
-        width = min(len(V), p, q)
-        V = V[:width]
+    V = random_rows(width, q, M.like, seed=0)
+    if start is not None:
+        V = torch.cat([start.to(V), V])[:width]
     for _ in range(sweeps):
         U = torch.linalg.qr(M.matvec(V, b).T)[0].T
         V = torch.linalg.qr(M.rmatvec(U, b).T)[0].T
@@ -158,34 +205,72 @@ def _subspace(M: LinearMap, b: int, k: int, start: Tensor | None, sweeps: int) -
     return L.T[:k], sigma[:k], (Rh @ V)[:k]
 
 
-def _proven(M: LinearMap, b: int) -> float:
-    """Return an upper bound that a Cholesky factorisation of ``rho^2 I - M M^T`` proves."""
-    dense = M.dense()[b].double()
-    scale = float(dense.abs().max())
+def _proven(block: Tensor, least: float) -> float:
+    """Return an upper bound of the largest singular value, or ``least`` where that is one.
+
+    A Cholesky factorisation of ``rho^2 I - K``, ``K`` the Gram matrix of the short side, proves it.
+    """
+    block = block.double()
+    scale = float(block.abs().max())
     if scale == 0.0:
-        return 0.0
-    K = gram(dense / scale)
-    side = K.shape[0]
-    guess = lanczos(M, b, steps=min(60, side)) / scale
+        return least
+    if not math.isfinite(scale):
+        return math.inf
+    K = _lower_gram(block / scale)
+    side, trace = len(K), float(K.diagonal().sum())
     # rounding of the Gram matrix (sums along the long side) and of the factorisation (along the short side), both
     # relative to the trace: the factorisation proves the bound for a matrix perturbed by this much at most
-    slack = 4 * (side + max(dense.shape)) * torch.finfo(torch.float64).eps * float(K.diagonal().sum())
+    slack = 4 * (side + max(block.shape)) * torch.finfo(torch.float64).eps * trace
+    if _below(K, (least / scale) ** 2 - slack):
+        return least
+    guess = largest_eigenvalue(K.tril(-1) + K.tril().mT)
     for excess in (1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1, 1.0):
-        rho2 = (guess * (1 + excess)) ** 2
-        shifted = -K
-        shifted.diagonal().add_(rho2)
-        _, info = torch.linalg.cholesky_ex(shifted)
-        if int(info) == 0:
-            return scale * math.sqrt(rho2 + slack)
-    return scale * math.sqrt(float(K.diagonal().sum()) + slack)  # the Frobenius norm always bounds it
+        rho2 = guess * (1 + excess) ** 2
+        if _below(K, rho2):
+            return max(least, scale * math.sqrt(rho2 + slack))
+    return max(least, scale * math.sqrt(trace + slack))  # the Frobenius norm always bounds it
+
+
+def _lower_gram(block: Tensor) -> Tensor:
+    """Return the lower triangle of the Gram matrix of the short side; what stands above it means nothing."""
+    wide = block if block.shape[0] >= block.shape[1] else block.T
+    side = wide.shape[1]
+    K = block.new_empty((side, side))
+    panel = max(256, -(-side // 8))
+    for start in range(0, side, panel):
+        columns = slice(start, start + panel)
+        K[start:, columns] = wide[:, start:].T @ wide[:, columns]
+    return K
+
+
+def _below(K: Tensor, rho2: float) -> bool:
+    """Tell whether ``rho2 I - K`` has a Cholesky factorisation; the lower triangle of ``K`` is read."""
+    if rho2 <= 0:
+        return False
+    shifted = -K
+    shifted.diagonal().add_(rho2)
+    return int(torch.linalg.cholesky_ex(shifted)[1]) == 0
 
 
 def _probable(M: LinearMap, b: int, n_blocks: int) -> float:
-    """Return ``rho (1 - eps)^(-1/2)``, a bound with probability ``1 - FAILURE / n_blocks``."""
-    side = min(M.shape[1:])
-    steps = min(LANCZOS_STEPS, side)
-    rho = lanczos(M, b, steps, seed=1)
-    if steps == side:
+    """Return ``rho (1 - eps)^(-1/2)``, a bound with probability ``1 - FAILURE / n_blocks``.
+
+    For j steps of Lanczos from a random vector Kuczynski and Wozniakowski (1992) bound the probability that
+    ``rho^2 < (1 - eps) sigma^2`` by ``1.648 sqrt(n) exp(-sqrt(eps) (2 j - 1))``. The space of a block of k independent
+    random vectors holds those of each of them: it fails only if all do, with the k-th power of that probability.
+    """
+    _, p, q = M.shape
+    side = min(p, q)
+    start = random_rows(min(PROOF_WIDTH, side), side, M.like, seed=1)
+    there, back = (lambda V: M.matvec(V, b)), (lambda U: M.rmatvec(U, b))
+    if q > p:
+        there, back = back, there
+    space, steps = Krylov(there, back, start, keep_images=False), 1
+    while steps < PROOF_STEPS and not space.full:
+        space.grow()
+        steps += 1
+    rho = space.top()
+    if space.full:
         return rho * (1 + 1e-9)
-    root = math.log(1.648 * math.sqrt(side) * n_blocks / FAILURE) / (2 * steps - 1)
+    root = (math.log(1.648 * math.sqrt(side)) + math.log(n_blocks / FAILURE) / len(start)) / (2 * steps - 1)
     return rho / math.sqrt(max(1 - root**2, 1e-3))

@@ -25,7 +25,7 @@ PROBES = 8  # random targets whose beta_max the learned weights make equal
 @final
 @dataclass(frozen=True, eq=False)
 class Sum(Head):
-    """Outputs added, gauges added: ``min sum_i L(sum_k A_k(Z_k), y_i) + beta sum_k s_k g_k(Z_k)``. Convex, and certified.
+    """Outputs added, gauges added: ``min sum_i L(sum_k A_k(Z_k), y_i) + beta sum_k s_k g_k(Z_k)``. Convex and certified.
 
     ``heads`` are head objects or names. ``Z`` is the flattened weights of the parts, one after the other.
 
@@ -57,7 +57,7 @@ class Sum(Head):
 
     @property
     def masks(self) -> bool:  # type: ignore[override]
-        """Masks make sense when they do for every part."""
+        """True if every part takes masks."""
         return all(head.masks for head in self.heads)
 
     @property

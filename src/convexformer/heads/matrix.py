@@ -24,16 +24,15 @@ from convexformer.operators import (
     Operator,
     SelfAttentionOperator,
 )
-from convexformer.operators.mixer import mixer_gates
-from convexformer.operators.selfattention import attention_gates
+from convexformer.operators.gates import AttentionRule, MixerRule, hold_gates
 from convexformer.weights import Operand, Weights
 
 
 class MatrixHead(Head):
-    """What the two share: gates of square matrices, recovery by singular vectors, the lift.
+    """Base of both heads: gates given by square matrices, recovery by singular vectors, the lift.
 
     ``Z = sum_j vec_F(W1_j) vec_C(W2_j)^T`` (columns of ``W1`` one after the other, rows of ``W2`` one after the other):
-    the order that appendix A of Sahiner et al. needs and does not print.
+    the vectorisation that appendix A of Sahiner et al. requires but does not state.
     """
 
     activation: str
@@ -80,7 +79,7 @@ class MatrixHead(Head):
         if not isinstance(network, self.network_type):
             raise mismatch(self.name, expected, f"it is a {type(network).__name__}, not a {self.network_type.__name__}")
         if not same_gates(network.gates, self._gate_matrices(layout)):
-            raise mismatch(self.name, expected, "its gates are others")
+            raise mismatch(self.name, expected, "its gates differ")
         sizes = (network.w1.shape[1], network.w2.shape[1], network.w2.shape[2])
         if sizes != (self.side(layout), layout.width, layout.n_outputs) or network.per_token != layout.per_token:
             raise mismatch(self.name, expected, f"its sizes are {sizes}, per token: {network.per_token}")
@@ -137,12 +136,12 @@ class SelfAttention(MatrixHead):
         if (H := self._gate_matrices(layout)) is not None:
             pool = None
             if not layout.per_token:
-                real = X.new_ones(X.shape[:2]) if tokens.mask is None else tokens.mask.to(X.dtype)
-                pool = real / tokens.lengths[:, None]
-            return GatedSelfAttentionOperator(X, attention_gates(X, H), c, pool, tokens.mask)
-        rows = X if layout.per_token else tokens.mean_token[:, None]
+                shape = X.shape[:2]
+                real = torch.ones(shape, device=X.device) if tokens.mask is None else tokens.mask
+                pool = real.double() / tokens.lengths.double()[:, None]
+            return GatedSelfAttentionOperator(X, hold_gates(X, AttentionRule(H.to(X.device))), c, pool, tokens.mask)
         keep = tokens.mask if layout.per_token else None
-        return SelfAttentionOperator(rows, X.mT @ X, c, keep)
+        return SelfAttentionOperator.of_tokens(X, None if layout.per_token else tokens.lengths, c, keep)
 
     def penalty(self, tokens: TokenDataset, layout: Layout) -> Penalty:
         """Nuclear norm, one for each gate."""
@@ -178,7 +177,7 @@ class MLPMixer(MatrixHead):
         """Flattened tokens when pooled and linear, mixing otherwise."""
         X, c = tokens.X, layout.n_outputs
         if (H := self._gate_matrices(layout)) is not None:
-            return GatedMixerOperator(X, mixer_gates(X, H), c, pooled=not layout.per_token)
+            return GatedMixerOperator(X, hold_gates(X, MixerRule(H.to(X.device))), c, pooled=not layout.per_token)
         if layout.per_token:
             return MixerOperator(X, c)
         return DenseOperator(X.flatten(1), (layout.n_tokens, layout.width), c, columns=layout.width * c)

@@ -13,7 +13,7 @@ from convexformer.weights import Weights
 
 @final
 class SumNetwork(TokenNetwork):
-    """``f(X) = sum_k f_k(X) + bias``, zero at masked tokens; weight decay adds up too, ``sum_k scales_k decay_k``."""
+    """``f(X) = sum_k f_k(X) + bias``, zero at masked tokens; weight decays are added, ``sum_k scales_k decay_k``."""
 
     scales: Tensor
 

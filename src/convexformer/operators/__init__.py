@@ -2,17 +2,21 @@
 
 from convexformer.operators.base import Operator, RowGram, TokenFeatures
 from convexformer.operators.bilinear import BilinearOperator, FactoredView, ImplicitMatrix
+from convexformer.operators.budget import Budget, budget_on, memory_budget
 from convexformer.operators.combined import SumOperator
 from convexformer.operators.dense import DenseOperator
 from convexformer.operators.fourier import FourierOperator
 from convexformer.operators.gated import GatedOperator
+from convexformer.operators.gated_attention import GatedSelfAttentionOperator
+from convexformer.operators.gated_mixer import GatedMixerOperator
 from convexformer.operators.kernel import KernelOperator, RepresenterDual, StackedDual
 from convexformer.operators.lowrank import LowRank
-from convexformer.operators.mixer import GatedMixerOperator, MixerOperator
-from convexformer.operators.selfattention import GatedSelfAttentionOperator, SelfAttentionOperator
+from convexformer.operators.mixer import MixerOperator
+from convexformer.operators.selfattention import SelfAttentionOperator
 
 __all__ = [
     "BilinearOperator",
+    "Budget",
     "DenseOperator",
     "FactoredView",
     "FourierOperator",
@@ -30,4 +34,6 @@ __all__ = [
     "StackedDual",
     "SumOperator",
     "TokenFeatures",
+    "budget_on",
+    "memory_budget",
 ]

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Protocol, final, runtime_checkable
 import torch
 from torch import Tensor
 
+from convexformer.operators.moments import Moments
 from convexformer.rows import LOCAL, Rows
 
 if TYPE_CHECKING:
@@ -73,6 +74,13 @@ class Operator(ABC):
         """Return the operators whose outputs add up to this one's; itself alone where it is no sum."""
         return (self,)
 
+    def moments(self, w: Tensor, rows: Rows = LOCAL, *, centred: bool = False) -> Moments | None:
+        """Return second moments of the features, weighted by ``w: (R,)``, for a solver to scale its steps; None if unknown.
+
+        ``centred``: about the mean, which an intercept absorbs. They need not be exact.
+        """
+        return None
+
     def token_features(self) -> TokenFeatures | None:
         """Return the parts of an operator whose weights ``([g,] s, d, c)`` come in one slice a token; else None."""
         return None
@@ -86,6 +94,13 @@ class Operator(ABC):
     @abstractmethod
     def to(self, *, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> Operator:
         """Return the same map on another device or in another dtype."""
+
+    def exact(self) -> Operator | None:
+        """Return the same map in float64, as if built from the data in float64, without a second copy of the data.
+
+        None where it has to be built from the data anew. Certificates of float32 problems are computed with it.
+        """
+        return None
 
     @property
     @abstractmethod

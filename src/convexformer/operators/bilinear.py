@@ -10,23 +10,26 @@ import torch
 from torch import Tensor
 
 from convexformer.operators.base import Operator
+from convexformer.operators.budget import budget_on
 from convexformer.operators.kernel import RepresenterDual, StackedDual
 from convexformer.operators.lowrank import LowRank
+from convexformer.operators.moments import Moments
 from convexformer.rows import LOCAL, Rows
 
 NORM_PROBES = 8  # random vectors that estimate a Frobenius norm
-TEMPORARY = 1 << 25  # entries of a temporary of a product, at most: 256 MiB in float64
 GATHERED = 1 << 20  # blocks are gathered for one batched product if they have at most this many entries
+DENSE_WEIGHTS = 1 << 24  # Z is formed inside an iteration if it has at most this many entries
 
 
 class BilinearOperator(Operator):
     """``A Z`` for ``Z: (p, q)`` or ``(B, p, q)``, known through ``A(u v^T)`` in block b and ``M = A^T V`` times a vector.
 
-    A concrete operator writes :meth:`apply_factors`, :meth:`left` and :meth:`right`; dense weights come for free (and may
-    be overridden where one product is faster).
+    A concrete operator writes :meth:`apply_factors`, :meth:`matvec` and :meth:`rmatvec`; dense weights come for free (and
+    may be overridden where one product is faster).
     """
 
     _dense_adjoint: tuple[Tensor, Tensor] | None = None
+    _leading: dict[int, Tensor] | None = None
 
     @abstractmethod
     def apply_factors(self, Z: LowRank) -> Tensor:
@@ -43,6 +46,22 @@ class BilinearOperator(Operator):
     def dense_pays(self, m: int) -> bool:
         """Tell whether ``m`` terms cost more one by one than through dense matrices; never where those are large."""
         return False
+
+    @property
+    def block_cost(self) -> float:
+        """What forming one block of ``A^T D`` costs, in products with one vector."""
+        return float(min(self.weight_shape[-2:]))
+
+    @property
+    def leading(self) -> dict[int, Tensor]:
+        """Vectors ``(k, n)`` on the short side of each block along which ``A^T D`` was largest when last looked at.
+
+        Dual matrices change little between gap checks: an estimate of the next one starts from these. Estimates are lower
+        bounds from any start, so nothing else depends on them.
+        """
+        if self._leading is None:
+            self._leading = {}
+        return self._leading
 
     @property
     def n_blocks(self) -> int:
@@ -64,14 +83,7 @@ class BilinearOperator(Operator):
     def factor_gradients(self, D: Tensor, Z: LowRank) -> tuple[Tensor, Tensor]:
         """``M V_j`` and ``M^T U_j`` for each term in its block, ``M = A^T D``: the gradients in the factors."""
         if self.dense_pays(Z.n_terms):
-            M = self.dense_adjoint(D).reshape(-1, *self.weight_shape[-2:])
-            if self.n_blocks == 1:
-                return Z.V @ M[0].T, Z.U @ M[0]
-            if Z.n_terms * M[0].numel() <= GATHERED:
-                M = M[Z.block]  # (m, p, q)
-                return (M @ Z.V[:, :, None])[:, :, 0], (Z.U[:, None] @ M)[:, 0]
-            pairs = [(Z.V[own] @ M[b].T, Z.U[own] @ M[b]) for b, own in Z.spans()]
-            return torch.cat([GU for GU, _ in pairs]), torch.cat([GV for _, GV in pairs])
+            return block_products(self.dense_adjoint(D), Z)
         if self.n_blocks == 1:
             return self.matvec(D, Z.V, 0), self.rmatvec(D, Z.U, 0)
         parts = [(self.matvec(D, Z.V[own], b), self.rmatvec(D, Z.U[own], b)) for b, own in Z.spans()]
@@ -83,7 +95,7 @@ class BilinearOperator(Operator):
             return self.apply_dense(Z)
         if Z.n_terms == 0:
             return Z.U.new_zeros(self.output_shape)
-        return self.apply_dense(Z.dense()) if self.dense_pays(Z.n_terms) else self.apply_factors(Z)
+        return self.apply_dense(Z.dense(limit=math.inf)) if self.dense_pays(Z.n_terms) else self.apply_factors(Z)
 
     def apply_dense(self, Z: Tensor) -> Tensor:
         """``A Z`` for dense weights: one term for each row (or column) of each block."""
@@ -96,11 +108,17 @@ class BilinearOperator(Operator):
         return self.apply_factors(LowRank(U, V, block, self.weight_shape, counts=(k,) * B))
 
     def adjoint(self, V: Tensor) -> Tensor:
-        """``M = A^T V`` as one tensor: matrix-vector products with the unit vectors of its short side."""
+        """``M = A^T V`` as one tensor."""
+        out = V.new_empty((self.n_blocks, *self.weight_shape[-2:]))
+        for b in range(self.n_blocks):
+            out[b] = self.adjoint_block(V, b)
+        return out.view(self.weight_shape)
+
+    def adjoint_block(self, V: Tensor, b: int) -> Tensor:
+        """``M_b``, shape ``(p, q)``: products with the unit vectors of its short side."""
         p, q = self.weight_shape[-2:]
         unit = torch.eye(min(p, q), dtype=V.dtype, device=V.device)
-        blocks = [self.rmatvec(V, unit, b) if p <= q else self.matvec(V, unit, b).mT for b in range(self.n_blocks)]
-        return torch.stack(blocks).reshape(self.weight_shape)
+        return self.rmatvec(V, unit, b) if p <= q else self.matvec(V, unit, b).mT
 
     def dual_matrix(self, V: Tensor, rows: Rows = LOCAL) -> Tensor | ImplicitMatrix:
         """``-A^T V`` as a linear map; formed only when asked to."""
@@ -116,6 +134,7 @@ class ImplicitMatrix:
         self.D, self.scale, self.rows = D, scale, rows
         self._dense: Tensor | None = None
         self._spectrum: tuple[Tensor, Tensor] | None = None
+        self.pairs: tuple[Tensor, Tensor, Tensor, Tensor] | None = None
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -139,6 +158,30 @@ class ImplicitMatrix:
     def rmatvec(self, U: Tensor, b: int) -> Tensor:
         """``M_b^T U_j``, rows ``(k, p) -> (k, q)``."""
         return self.scale * self.rows.total(self.operator.rmatvec(self.D, U, b))
+
+    def block(self, b: int) -> Tensor:
+        """``M_b`` as one tensor ``(p, q)``, formed anew unless all of ``M`` is at hand."""
+        if self._dense is not None:
+            return self._dense[b]
+        if self.shape[0] == 1:
+            return self.dense()[0]
+        return self.scale * self.rows.total(self.operator.adjoint_block(self.D, b))
+
+    @property
+    def formable(self) -> bool:
+        """Whether one block in float64 fits the memory budget."""
+        _, p, q = self.shape
+        return 8 * p * q <= budget_on(self.D.device).formed
+
+    @property
+    def block_cost(self) -> float:
+        """What forming one block costs, in products with one vector."""
+        return 0.0 if self._dense is not None else self.operator.block_cost
+
+    @property
+    def leading(self) -> dict[int, Tensor]:
+        """Vectors on the short side of each block to start an estimate from."""
+        return self.operator.leading
 
     def gram_spectrum(self) -> tuple[Tensor, Tensor]:
         """Singular values ``(B, n)``, rising, and vectors ``(B, n, n)`` of the short side, by Gram matrices, found once."""
@@ -180,7 +223,7 @@ class FactoredView(BilinearOperator):
 
     def apply_factors(self, Z: LowRank) -> Tensor:
         """Form ``Z`` and apply."""
-        return self.inner.apply(Z.dense())
+        return self.inner.apply(Z.dense(limit=math.inf))  # the operator itself works on tensors of this size
 
     def apply_dense(self, Z: Tensor) -> Tensor:
         """Apply."""
@@ -198,12 +241,37 @@ class FactoredView(BilinearOperator):
         """``M_b^T U_j``."""
         return U @ self._matrix(D)[b]
 
+    def moments(self, w: Tensor, rows: Rows = LOCAL, *, centred: bool = False) -> Moments | None:
+        """Those of the inner operator."""
+        return self.inner.moments(w, rows, centred=centred)
+
     def dense_pays(self, m: int) -> bool:
         """Always: that is its point."""
         return True
 
+    def adjoint_block(self, V: Tensor, b: int) -> Tensor:
+        """One block of the adjoint, which is formed once for each ``V``."""
+        return self._matrix(V)[b]
+
+    @property
+    def block_cost(self) -> float:
+        """Products with vectors go through the block as it is."""
+        return 0.0
+
     def _matrix(self, D: Tensor) -> Tensor:
         return self.dense_adjoint(D).reshape(-1, *self.weight_shape[-2:])
+
+
+def block_products(M: Tensor, Z: LowRank) -> tuple[Tensor, Tensor]:
+    """``M V_j`` and ``M^T U_j`` for each term in its block of a dense ``M: (..., p, q)``."""
+    M = M.reshape(-1, *M.shape[-2:])
+    if len(M) == 1:
+        return Z.V @ M[0].T, Z.U @ M[0]
+    if Z.n_terms * M[0].numel() <= GATHERED:
+        M = M[Z.block]  # (m, p, q)
+        return (M @ Z.V[:, :, None])[:, :, 0], (Z.U[:, None] @ M)[:, 0]
+    pairs = [(Z.V[own] @ M[b].T, Z.U[own] @ M[b]) for b, own in Z.spans()]
+    return torch.cat([GU for GU, _ in pairs]), torch.cat([GV for _, GV in pairs])
 
 
 def frobenius_norm(M: Tensor | ImplicitMatrix | RepresenterDual | StackedDual) -> float:
@@ -228,9 +296,3 @@ def row_grid(D: Tensor, kept: Tensor | None, N: int, r: int) -> Tensor:
     if kept is not None:
         D = D.new_zeros((N * r, D.shape[1])).index_copy(0, kept, D)
     return D.view(N, r, D.shape[1])
-
-
-def sample_chunks(n: int, numbers_each: int) -> list[slice]:
-    """Cut ``n`` samples so that a temporary of ``numbers_each`` numbers a sample stays within ``TEMPORARY``."""
-    step = max(1, TEMPORARY // max(1, numbers_each))
-    return [slice(start, min(start + step, n)) for start in range(0, n, step)]

@@ -104,10 +104,10 @@ class LowRank:
         ends = list(itertools.accumulate(self.counts))
         return [(b, slice(end - n, end)) for b, (n, end) in enumerate(zip(self.counts, ends, strict=True)) if n]
 
-    def dense(self) -> Tensor:
-        """Return ``Z`` as one tensor, where that is small enough."""
+    def dense(self, limit: float = DENSE_LIMIT) -> Tensor:
+        """Return ``Z`` as one tensor, where it has at most ``limit`` numbers."""
         p, q = self.shape[-2:]
-        if self.n_blocks * p * q > DENSE_LIMIT:
+        if self.n_blocks * p * q > limit:
             raise ValueError(
                 f"Z of shape {self.shape} has {self.n_blocks * p * q:,} numbers, too many to form. Use its factors "
                 "(weights.Z.U, weights.Z.V) or the network."

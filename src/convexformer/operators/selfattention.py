@@ -8,10 +8,48 @@ from typing import final
 import torch
 from torch import Tensor
 
-from convexformer.operators.bilinear import BilinearOperator, kept_rows, row_grid, sample_chunks
+from convexformer.operators.bilinear import DENSE_WEIGHTS, BilinearOperator, kept_rows, row_grid
+from convexformer.operators.budget import sample_chunks, worth_storing
 from convexformer.operators.lowrank import LowRank
+from convexformer.operators.moments import Axis, Moments
+from convexformer.rows import LOCAL, Rows
 
-DENSE_WEIGHTS = 1 << 24  # Z is formed inside an iteration if it has at most this many entries
+HALF_SHARE = 8
+"""Upper triangles of Gram matrices are kept up to this fraction of the budget for what is stored; else gathered anew."""
+
+
+@final
+class StreamedTokens:
+    """Tokens ``(N, s, d)`` turned into another dtype chunk by chunk, so that no wider copy of them is held."""
+
+    def __init__(self, X: Tensor, dtype: torch.dtype) -> None:
+        self.X, self.dtype, self.shape = X, dtype, X.shape
+
+    def __getitem__(self, part: slice) -> Tensor:
+        return self.X[part].to(self.dtype)
+
+    def to(self, *, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> Tensor:
+        """Hold them after all."""
+        return self.X.to(device=device, dtype=self.dtype if dtype is None else dtype)
+
+
+@final
+class StreamedGrams:
+    """Gram matrices ``X_i^T X_i``, ``(N, d, d)``, computed from the tokens whenever they are needed."""
+
+    def __init__(self, tokens: StreamedTokens) -> None:
+        self.tokens = tokens
+        N, _, d = tokens.shape
+        self.shape = (N, d, d)
+
+    def __getitem__(self, part: slice) -> Tensor:
+        x = self.tokens[part]
+        return x.mT @ x
+
+    def to(self, *, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> Tensor:
+        """Hold them after all."""
+        parts = [self[part].to(device=device, dtype=dtype) for part in _token_chunks(self.tokens.X, self.tokens.dtype)]
+        return torch.cat(parts)
 
 
 @final
@@ -20,11 +58,19 @@ class SelfAttentionOperator(BilinearOperator):
 
     ``L`` holds the tokens (r = s), or the mean token when the output is pooled (r = 1): then the tokens themselves are
     read once, and the number of tokens leaves the cost. ``Z[(k, a), (l, b)] = W1[a, k] W2[l, b]``: rows are vec_F(W1),
-    columns vec_C(W2). ``keep: (N, r)`` marks the output rows that exist.
+    columns vec_C(W2). ``keep: (N, r)`` marks the output rows that exist. Either may be streamed from the tokens.
     """
 
-    def __init__(self, L: Tensor, G: Tensor, n_outputs: int, keep: Tensor | None = None) -> None:
-        self.L, self.G, self.keep = L, G, keep
+    def __init__(
+        self,
+        L: Tensor | StreamedTokens,
+        G: Tensor | StreamedGrams,
+        n_outputs: int,
+        keep: Tensor | None = None,
+        source: tuple[Tensor, Tensor | None] | None = None,
+    ) -> None:
+        self.L, self.G, self.keep, self.source = L, G, keep, source
+        self._like = L if isinstance(L, Tensor) else L.X.new_empty(0, dtype=L.dtype)
         self._memo: tuple[Tensor, list[Tensor]] | None = None
         self.N, self.r, self.a = L.shape
         self.k, self.c = G.shape[1], n_outputs
@@ -33,10 +79,38 @@ class SelfAttentionOperator(BilinearOperator):
         rows = self.N * self.r if self.kept is None else len(self.kept)
         self.output_shape = (rows, n_outputs)
 
+    @classmethod
+    def of_tokens(
+        cls, X: Tensor, lengths: Tensor | None, n_outputs: int, keep: Tensor | None = None
+    ) -> SelfAttentionOperator:
+        """Return the operator on tokens ``X: (N, s, d)``, pooled by ``lengths: (N,)`` where given.
+
+        Gram matrices are formed once, in the dtype of the tokens; :meth:`exact` comes back to the tokens for others.
+        """
+        L = X if lengths is None else (X.sum(1) / lengths.to(X)[:, None])[:, None]
+        return cls(L, X.mT @ X, n_outputs, keep, (X, lengths))
+
+    def exact(self) -> SelfAttentionOperator | None:
+        """The same map from the tokens up in float64: Gram matrices computed anew for every chunk, nothing copied."""
+        if self.source is None:
+            return None
+        X, lengths = self.source
+        tokens = StreamedTokens(X, torch.float64)
+        L: Tensor | StreamedTokens = tokens
+        if lengths is not None:
+            means = [tokens[part].sum(1) / lengths[part].double()[:, None] for part in _token_chunks(X, torch.float64)]
+            L = torch.cat(means)[:, None]
+        return SelfAttentionOperator(L, StreamedGrams(tokens), self.c, self.keep)
+
     @property
     def like(self) -> Tensor:
-        """The tokens."""
-        return self.L
+        """A tensor of the dtype of the products."""
+        return self._like
+
+    @property
+    def data_size(self) -> int:
+        """Rows and Gram matrices."""
+        return self.N * self.r * self.a
 
     def to(
         self, *, device: torch.device | str | None = None, dtype: torch.dtype | None = None
@@ -44,7 +118,11 @@ class SelfAttentionOperator(BilinearOperator):
         """Move tokens and Gram matrices."""
         keep = None if self.keep is None else self.keep.to(device=device)
         L, G = (part.to(device=device, dtype=dtype) for part in (self.L, self.G))
-        return SelfAttentionOperator(L, G, self.c, keep)
+        source: tuple[Tensor, Tensor | None] | None = None  # narrower tokens are no source for an exact operator
+        if self.source is not None and (dtype is None or dtype == self._like.dtype):
+            X, lengths = self.source
+            source = (X.to(device=device), None if lengths is None else lengths.to(device=device))
+        return SelfAttentionOperator(L, G, self.c, keep, source)
 
     # ------------------------------------------------------------------ factors
 
@@ -101,16 +179,16 @@ class SelfAttentionOperator(BilinearOperator):
         row, col = self._triangle
         wide = blocks[row, col] + (row != col).to(Z.dtype)[:, None, None] * blocks[col, row]
         wide = wide.flatten(1)
-        parts = sample_chunks(self.N, self.a * self.c)
-        out = torch.cat([self.L[part] @ (self._half[part] @ wide).view(-1, self.a, self.c) for part in parts])
+        parts = self._wide_parts()
+        out = torch.cat([self.L[part] @ (self._upper(part) @ wide).view(-1, self.a, self.c) for part in parts])
         return kept_rows(out, self.kept)
 
     def adjoint(self, V: Tensor) -> Tensor:
         """``sum_i G_i (x) (L_i^T V_i)``: O(N k^2 a c / 2)."""
         R, (row, col) = self._grid(V), self._triangle
         half = V.new_zeros((len(row), self.a * self.c))
-        for part in sample_chunks(self.N, self.a * self.c):
-            half.addmm_(self._half[part].T, (self.L[part].mT @ R[part]).flatten(1))
+        for part in self._wide_parts():
+            half.addmm_(self._upper(part).T, (self.L[part].mT @ R[part]).flatten(1))
         out = V.new_empty((self.k, self.k, self.a, self.c))
         out[row, col] = out[col, row] = half.view(-1, self.a, self.c)
         return out.transpose(1, 2).reshape(self.weight_shape)
@@ -118,16 +196,47 @@ class SelfAttentionOperator(BilinearOperator):
     @cached_property
     def _triangle(self) -> tuple[Tensor, Tensor]:
         """Row and column of the upper triangle of a Gram matrix."""
-        row, col = torch.triu_indices(self.k, self.k, device=self.G.device)
+        row, col = torch.triu_indices(self.k, self.k, device=self._like.device)
         return row, col
 
     @cached_property
-    def _half(self) -> Tensor:
-        """``(N, k(k+1)/2)`` the upper triangles."""
+    def _half(self) -> Tensor | None:
+        """``(N, k(k+1)/2)`` the upper triangles, where that is little."""
+        pairs = self.k * (self.k + 1) // 2
+        if not isinstance(self.G, Tensor) or not worth_storing(HALF_SHARE * self.N * pairs, self._like):
+            return None
+        return self.G.flatten(1).index_select(1, self._places)
+
+    @cached_property
+    def _places(self) -> Tensor:
+        """Where the upper triangle lies in a flattened Gram matrix."""
         row, col = self._triangle
-        return self.G[:, row, col]
+        return row * self.k + col
+
+    def _upper(self, part: slice) -> Tensor:
+        """The upper triangles of some samples."""
+        half = self._half
+        return self.G[part].flatten(1).index_select(1, self._places) if half is None else half[part]
+
+    def moments(self, w: Tensor, rows: Rows = LOCAL, *, centred: bool = False) -> Moments | None:
+        """Those of the output rows ``L_i`` and of the Gram matrices, each weighted by the size of the other."""
+        weight = self._grid(w.to(self._like)[:, None])  # (N, r, 1)
+        own, keys = self._like.new_zeros((self.a, self.a)), self._like.new_zeros((self.k, self.k))
+        for part in sample_chunks(self.N, 2 * self.k**2 + 2 * self.r * self.a + self._streamed, self._like):
+            left, G = self.L[part] * weight[part].sqrt(), self.G[part]
+            sized = (left * G.square().sum((1, 2)).sqrt()[:, None, None]).flatten(0, 1)
+            gram = (G * left.square().sum((1, 2)).sqrt()[:, None, None]).flatten(0, 1)
+            own.addmm_(sized.T, sized)
+            keys.addmm_(gram.T, gram)
+        shared = Axis(self.k, rows.total(keys)[None])
+        return Moments((shared, Axis(self.a, rows.total(own)[None])), (shared, Axis(self.c)))
 
     # ------------------------------------------------------------------ pieces
+
+    @property
+    def block_cost(self) -> float:
+        """The operations of the dense adjoint over those of a product with one vector."""
+        return self.a * self.c / (4 * min(self.c, self.r))
 
     def dense_pays(self, m: int) -> bool:
         """Compare the operations of both ways."""
@@ -152,194 +261,26 @@ class SelfAttentionOperator(BilinearOperator):
         return U.transpose(0, 1).reshape(self.k * m, self.a).T @ P.view(-1, self.k * m, self.c)
 
     def _parts(self, m: int) -> list[slice]:
-        return sample_chunks(self.N, m * self.k * min(self.r, self.c))
+        return sample_chunks(self.N, m * self.k * min(self.r, self.c) + self._streamed, self._like)
+
+    def _wide_parts(self) -> list[slice]:
+        gathered = 0 if self._half is not None else self.k * self.k
+        return sample_chunks(self.N, self.a * self.c + gathered + self._streamed, self._like)
+
+    @property
+    def _streamed(self) -> int:
+        """Numbers a sample that streaming makes."""
+        return 0 if isinstance(self.G, Tensor) else self.k * (self.k + self.G.tokens.shape[1])
 
     def _grid(self, D: Tensor) -> Tensor:
         """Rows back to ``(N, r, c)``."""
         return row_grid(D, self.kept, self.N, self.r)
 
 
-@final
-class GatedSelfAttentionOperator(BilinearOperator):
-    """``f_i = sum_g (D_g(X_i) . (X_i W1 X_i^T)) X_i W2`` with gates ``D_g(X) = 1{X H_g X^T >= 0}``, ``H: (B, d, d)``.
-
-    ``pool: (N, s)`` averages the output tokens (rows ``1/length``), None keeps them. Gates are decided in float64, one part
-    of the samples at a time, and kept as booleans.
-    """
-
-    def __init__(
-        self, X: Tensor, gates: Tensor, n_outputs: int, pool: Tensor | None = None, keep: Tensor | None = None
-    ) -> None:
-        self.X, self.gates, self.pool, self.keep = X, gates, pool, keep
-        self.N, self.s, self.d = X.shape
-        self.c = n_outputs
-        self.weight_shape = (gates.shape[1], self.d**2, self.d * n_outputs)
-        self.kept = None if keep is None else keep.flatten().nonzero()[:, 0]
-        rows = self.N if pool is not None else self.N * self.s if self.kept is None else len(self.kept)
-        self.output_shape = (rows, n_outputs)
-
-    @property
-    def like(self) -> Tensor:
-        """The tokens."""
-        return self.X
-
-    def to(
-        self, *, device: torch.device | str | None = None, dtype: torch.dtype | None = None
-    ) -> GatedSelfAttentionOperator:
-        """Move tokens and gates."""
-        X = self.X.to(device=device, dtype=dtype)
-        pool = None if self.pool is None else self.pool.to(device=device, dtype=dtype)
-        keep = None if self.keep is None else self.keep.to(device=device)
-        return GatedSelfAttentionOperator(X, self.gates.to(device=device), self.c, pool, keep)
-
-    def apply_factors(self, Z: LowRank) -> Tensor:
-        """Gate by gate, a part of the samples at a time."""
-        out = self.X.new_zeros((self.N, 1 if self.pool is not None else self.s, self.c))
-        for b, own in Z.spans():
-            U, V = Z.U[own], Z.V[own]
-            for part in self._parts(len(U)):
-                S = self._scores(U, b, part)  # (n, m, o, t)
-                XV = torch.einsum("ntd,mdc->nmtc", self.X[part], V.view(-1, self.d, self.c))
-                out[part] += torch.einsum("nmot,nmtc->noc", S, XV)
-        if self.pool is not None:
-            return out[:, 0]
-        return kept_rows(out, self.kept)
-
-    def matvec(self, D: Tensor, V: Tensor, b: int) -> Tensor:
-        """``W1``-gradients ``sum_i X^T (D . (R W2^T X^T)) X``, stored as vec_F."""
-        m = V.shape[0]
-        V = V.view(m, self.d, self.c)
-        out = V.new_zeros((m, self.d, self.d))
-        R = self._grid(D)
-        for part in self._parts(m):
-            X = self.X[part]
-            S = torch.einsum("noc,nmtc->nmot", R[part], torch.einsum("ntd,mdc->nmtc", X, V))
-            S = S * self._gate(b, part)[:, None]
-            out += torch.einsum("nmoa,noA->maA", torch.einsum("nmot,ntk->nmok", S, X), X)  # (m, k, a)
-        return out.reshape(m, -1)
-
-    def rmatvec(self, D: Tensor, U: Tensor, b: int) -> Tensor:
-        """``W2``-gradients ``sum_i X^T (D . (X W1 X^T))^T R``."""
-        m = U.shape[0]
-        out = U.new_zeros((m, self.d, self.c))
-        R = self._grid(D)
-        for part in self._parts(m):
-            S = self._raw_scores(U, b, part)
-            out += torch.einsum("ntd,nmtc->mdc", self.X[part], torch.einsum("nmot,noc->nmtc", S, R[part]))
-        return out.reshape(m, -1)
-
-    # ------------------------------------------------------------------ dense weights
-
-    def apply_dense(self, Z: Tensor) -> Tensor:
-        """Through the products ``X[t, k] X[t, l]``, ``k <= l``: O(N s d^3 c / 2) a gate, O(N d^3 (s + c) / 2) by triples."""
-        wide = self._folded(Z)  # (B, kl, a, c)
-        out = self.X.new_zeros((self.N, 1 if self._by_triples else self.s, self.c))
-        for part in self._wide_parts():
-            P = self._pairs(part)
-            for b in range(self.n_blocks):
-                if self._by_triples:
-                    out[part, 0] += self._triples(b, part, P) @ wide[b].transpose(0, 1).flatten(0, 1)
-                else:
-                    Y = self._gate(b, part) @ (P @ wide[b].flatten(1))  # (n, o, a*c)
-                    out[part] += torch.einsum("noa,noac->noc", self.X[part], Y.unflatten(2, (self.d, self.c)))
-        if self._by_triples:
-            return out[:, 0]
-        return kept_rows(out, self.kept) if self.pool is None else torch.einsum("no,noc->nc", self.pool, out)
-
-    def adjoint(self, V: Tensor) -> Tensor:
-        """``M_g[(k, a), (l, c)] = sum_{i,t} X_i[t, k] X_i[t, l] sum_o D_g[o, t] X_i[o, a] R_i[o, c]``, at the same cost."""
-        row, col = self._triangle
-        half = V.new_zeros((self.n_blocks, len(row), self.d, self.c))  # (B, kl, a, c)
-        for part in self._wide_parts():
-            P, R = self._pairs(part), None if self._by_triples else self._grid(V)[part]
-            for b in range(self.n_blocks):
-                if R is None:
-                    M = V[part].T @ self._triples(b, part, P)  # (c, a*kl)
-                    half[b] += M.unflatten(1, (self.d, -1)).permute(2, 1, 0)
-                else:
-                    Q = self._gate(b, part).mT @ (self.X[part][..., None] * R[:, :, None]).flatten(2)  # (n, t, a*c)
-                    half[b] += (P.flatten(0, 1).T @ Q.flatten(0, 1)).view(half.shape[1:])
-        out = V.new_empty((self.n_blocks, self.d, self.d, self.d, self.c))  # (B, k, l, a, c)
-        out[:, row, col] = out[:, col, row] = half
-        return out.transpose(2, 3).reshape(self.weight_shape)
-
-    def dense_pays(self, m: int) -> bool:
-        """Compare the operations of both ways."""
-        s, d, c = self.s, self.d, self.c
-        dense = d**3 * (s + c) / 2 if self._by_triples else s * d * c * (d * d / 2 + s)
-        return self.size <= DENSE_WEIGHTS and m * s * (s + d) * (d + c) > self.n_blocks * dense
-
-    @property
-    def _by_triples(self) -> bool:
-        """Pooled outputs are linear in ``sum_{o,t} D[o, t] X[o, a] X[t, k] X[t, l]``; worth forming for many tokens."""
-        return self.pool is not None and self.c > 1 and self.s >= 16
-
-    def _triples(self, b: int, part: slice, P: Tensor) -> Tensor:
-        """``(n, a*kl)``."""
-        assert self.pool is not None
-        rows = self._gate(b, part).mT @ (self.pool[part][:, :, None] * self.X[part])  # (n, t, a)
-        return (rows.mT @ P).flatten(1)
-
-    def _folded(self, Z: Tensor) -> Tensor:
-        """``(B, kl, a, c)``: the two entries of ``Z`` that meet the same product ``X[t, k] X[t, l]``, added."""
-        row, col = self._triangle
-        blocks = Z.reshape(-1, self.d, self.d, self.d, self.c).transpose(2, 3)  # (B, k, l, a, c)
-        return blocks[:, row, col] + (row != col).to(Z.dtype)[:, None, None] * blocks[:, col, row]
-
-    @cached_property
-    def _triangle(self) -> tuple[Tensor, Tensor]:
-        """The pairs ``k <= l`` of channels."""
-        row, col = torch.triu_indices(self.d, self.d, device=self.X.device)
-        return row, col
-
-    def _pairs(self, part: slice) -> Tensor:
-        """``X[t, k] X[t, l]``, shape ``(n, t, kl)``."""
-        row, col = self._triangle
-        return self.X[part][:, :, row] * self.X[part][:, :, col]
-
-    def _wide_parts(self) -> list[slice]:
-        pairs = len(self._triangle[0])
-        each = (self.s + self.d) * pairs if self._by_triples else self.s * (pairs + self.d * self.c)
-        return sample_chunks(self.N, each)
-
-    # ------------------------------------------------------------------ pieces
-
-    def _raw_scores(self, U: Tensor, b: int, part: slice) -> Tensor:
-        """``D . (X W1_j X^T)``, shape ``(n, m, o, t)``; ``U_j`` is ``W1_j^T`` row by row."""
-        X = self.X[part]
-        W1 = U.view(-1, self.d, self.d).mT
-        S = torch.einsum("noa,mak,ntk->nmot", X, W1, X)
-        return S * self._gate(b, part)[:, None]
-
-    def _scores(self, U: Tensor, b: int, part: slice) -> Tensor:
-        """The same, averaged over output tokens when pooled."""
-        S = self._raw_scores(U, b, part)
-        if self.pool is None:
-            return S
-        return torch.einsum("nmot,no->nmt", S, self.pool[part])[:, :, None]
-
-    def _gate(self, b: int, part: slice) -> Tensor:
-        return self.gates[part, b].to(self.X.dtype)
-
-    def _parts(self, m: int) -> list[slice]:
-        return sample_chunks(self.N, m * self.s * (self.s + self.d + self.c))
-
-    def _grid(self, D: Tensor) -> Tensor:
-        """Rows back to ``(N, s, c)``; pooled rows spread over their tokens."""
-        if self.pool is not None:
-            return self.pool[:, :, None] * D[:, None]
-        return row_grid(D, self.kept, self.N, self.s)
-
-
-def attention_gates(X: Tensor, H: Tensor) -> Tensor:
-    """``(N, B, s, s)`` bool, ``1{X H X^T >= 0}`` decided in float64; ``H: (B, d, d)``."""
-    H = H.to(X.device, torch.float64)
+def _token_chunks(X: Tensor, dtype: torch.dtype) -> list[slice]:
+    """Chunks of tokens turned into another dtype, with their Gram matrices."""
     N, s, d = X.shape
-    parts = []
-    for part in sample_chunks(N, H.shape[0] * s * (s + d)):
-        x = X[part].to(torch.float64)
-        parts.append(torch.einsum("noa,bak,ntk->nbot", x, H, x) >= 0)
-    return torch.cat(parts)
+    return sample_chunks(N, d * (2 * s + d), X, dtype)
 
 
 def exact_gram(x: Tensor) -> Tensor:

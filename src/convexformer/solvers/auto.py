@@ -23,8 +23,12 @@ norms and ridges       features or kernels  any     no prox, or rows <= weights 
 sum over token slices  one slice a token    CPU     rows x weights > many_products       working_set
 nuclear norm           bilinear             any     weights > few_weights                staircase
 nuclear norm           any                  GPU     short side of Z > short_side         staircase
+nuclear norm           any                  CPU     blocks of Z <= few_blocks            staircase
 anything with a prox   any                  any     otherwise                            fista
 """
+
+HAND_OVER = ("working_set", "staircase", "fista")
+"""Who goes on when a solver stalls under ``solver="auto"``: see :func:`successors`."""
 
 
 class HasObjective(Protocol):
@@ -42,8 +46,12 @@ class AutoOptions:
     """Rows times weights from which working sets pay for their set-up (benchmarks/tokens/run.py, P1 to P3)."""
     few_weights: int = 1 << 11
     """Entries of a dense ``Z`` up to which thresholding it is cheaper than factors (benchmarks/heads.py, P4 small)."""
+    few_blocks: int = 16
+    """Blocks of ``Z`` up to which Newton steps on factors beat thresholding on a CPU, above all at small betas."""
     short_side: int = 16
     """Short side of ``Z`` up to which singular-value thresholding on a GPU is cheaper (benchmarks/gpu_heads.py)."""
+    dense_entries: int = 1 << 26
+    """Entries of ``Z`` up to which low-rank factors that have stalled are handed over to a solver on one tensor."""
 
 
 def select(objective: Objective, options: AutoOptions = AutoOptions()) -> str:  # noqa: B008  (frozen)
@@ -59,7 +67,10 @@ def select(objective: Objective, options: AutoOptions = AutoOptions()) -> str:  
         if isinstance(A, BilinearOperator):
             if weights > options.few_weights:
                 return "staircase"
-        elif A.like.is_cuda and min(A.weight_shape[-2:]) > options.short_side:
+        elif A.like.is_cuda:
+            if min(A.weight_shape[-2:]) > options.short_side:
+                return "staircase"
+        elif math.prod(A.weight_shape[:-2]) <= options.few_blocks:
             return "staircase"
     if serves["fista"]:
         return "fista"
@@ -68,6 +79,24 @@ def select(objective: Objective, options: AutoOptions = AutoOptions()) -> str:  
             return name
     reasons = "; ".join(f"{name} {solver.requires(objective)}" for name, solver in SOLVERS.items())
     raise ValueError(f"no solver serves this objective: {reasons}.")
+
+
+def successors(
+    name: str,
+    objective: Objective,
+    options: AutoOptions = AutoOptions(),  # noqa: B008  (frozen)
+) -> list[Solver]:
+    """Return the solvers that go on, one after another, when the solver of that name stalls.
+
+    They are the others of ``HAND_OVER`` that serve the objective, in that order: those that know the structure of the
+    penalty first, FISTA, which needs a prox alone, last (and none on dense weights of more than ``dense_entries``). Each
+    runs at most once, from the best point so far; the ``solver`` of each record of the history says who was at work. A
+    stall is a number of gap checks (``Solver.patience``) in which neither the gap nor the objective fell by a share worth
+    waiting for.
+    """
+    others = [SOLVERS[other] for other in HAND_OVER if other != name]
+    fits = math.prod(objective.weight_shape) <= options.dense_entries
+    return [solver for solver in others if (fits or solver.uses_factors) and solver.requires(objective) is None]
 
 
 def solver_for(name: str, objective: Objective) -> Solver:
@@ -93,6 +122,8 @@ def explain(problem: Objective | HasObjective) -> str:
             f"does not serve: it {missing}" if missing is not None else "chosen" if name == chosen else "serves, too"
         )
         lines.append(f"{name:12} {state}")
+    after = ", then ".join(repr(solver.name) for solver in successors(chosen, objective))
+    lines += ["", f"If it stalls, it hands over to {after}."] if after else []
     values = ", ".join(f"{name} = {value:,}" for name, value in vars(AutoOptions()).items())
     return "\n".join([*lines, "", "The first row that applies:", SELECTION.strip("\n"), values])
 

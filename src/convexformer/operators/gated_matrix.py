@@ -1,0 +1,96 @@
+"""What the gated matrix heads share: tokens and gates taken chunk by chunk, products gate by gate."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+
+import torch
+from torch import Tensor
+
+from convexformer.operators.base import Operator
+from convexformer.operators.bilinear import BilinearOperator
+from convexformer.operators.gates import Gates
+from convexformer.operators.lowrank import LowRank
+
+
+class GatedMatrixOperator(BilinearOperator):
+    """``A Z = sum_g A_g(Z_g)``, one nuclear norm a gate; self-attention and the mixer.
+
+    The tokens are kept as they came and turned into ``dtype`` chunk by chunk: the float64 form of a float32 operator, which
+    certificates use, holds no second copy of them. A term ``u v^T`` of gate g acts through an intermediate that depends on
+    ``u`` alone; pooled, it is small, and kept for the gradient in ``v`` at the same point.
+    """
+
+    pooled: bool
+
+    def __init__(self, X: Tensor, gates: Gates, n_outputs: int, dtype: torch.dtype | None = None) -> None:
+        self.X, self.gates, self.c = X, gates, n_outputs
+        self.N, self.s, self.d = X.shape
+        self._like = X.new_empty(0, dtype=dtype)
+        self._memo: tuple[Tensor, list[Tensor | None]] | None = None
+
+    def exact(self) -> Operator:
+        """The same operator with wider products: gates were decided in float64, tokens are what they are."""
+        return self.to(dtype=torch.float64)
+
+    @property
+    def like(self) -> Tensor:
+        """An empty tensor: products may be wider than the tokens."""
+        return self._like
+
+    @property
+    def data_size(self) -> int:
+        """The tokens, once for each gate."""
+        return self.X.numel() * self.n_blocks
+
+    @abstractmethod
+    def _forward(self, U: Tensor, b: int) -> Tensor:
+        """The intermediate of terms ``U: (m, p)`` of gate b when pooled, ``(N, m, d)``."""
+
+    @abstractmethod
+    def _outputs(self, U: Tensor, V: Tensor, b: int, forward: Tensor | None) -> Tensor:
+        """``(N, r, c)`` outputs of terms of gate b, from the intermediate where pooled."""
+
+    @abstractmethod
+    def _backward(self, D: Tensor, U: Tensor, b: int, forward: Tensor | None) -> Tensor:
+        """``M_b^T U_j``, from the intermediate where pooled."""
+
+    def _rows(self, grid: Tensor) -> Tensor:
+        """``(N, r, c)`` to the rows of the outputs."""
+        return grid.flatten(0, 1)
+
+    def apply_factors(self, Z: LowRank) -> Tensor:
+        """Gate by gate, a chunk of the samples at a time."""
+        spans = Z.spans()
+        forward = [self._forward(Z.U[own], b) if self.pooled else None for b, own in spans]
+        parts = zip(spans, forward, strict=True)
+        out = sum(self._outputs(Z.U[own], Z.V[own], b, known) for (b, own), known in parts)
+        self._memo = (Z.U, forward)
+        assert isinstance(out, Tensor)
+        return self._rows(out)
+
+    def rmatvec(self, D: Tensor, U: Tensor, b: int) -> Tensor:
+        """``M_b^T U_j`` for rows ``U: (k, p)``."""
+        return self._backward(D, U, b, self._forward(U, b) if self.pooled else None)
+
+    def factor_gradients(self, D: Tensor, Z: LowRank) -> tuple[Tensor, Tensor]:
+        """Gate by gate; the gradient in ``V`` uses what the outputs at the same ``U`` left behind."""
+        if self._memo is None or self._memo[0] is not Z.U or self.dense_pays(Z.n_terms):
+            return super().factor_gradients(D, Z)
+        known = zip(Z.spans(), self._memo[1], strict=True)
+        GV = torch.cat([self._backward(D, Z.U[own], b, forward) for (b, own), forward in known])
+        return torch.cat([self.matvec(D, Z.V[own], b) for b, own in Z.spans()]), GV
+
+    def _tokens(self, part: slice) -> Tensor:
+        """``(n, s, d)`` in the dtype of the products."""
+        return self.X[part].to(self._like.dtype)
+
+    def _gate(self, b: int, part: slice) -> Tensor:
+        """Gate b of some samples as zeros and ones."""
+        return self.gates.take(part, b).to(self._like.dtype)
+
+    def _moved(self, device: torch.device | str | None, dtype: torch.dtype | None) -> tuple[Tensor, torch.dtype]:
+        """Tokens on a device, never wider than they came, and the dtype of products."""
+        kind = self._like.dtype if dtype is None else dtype
+        narrower = kind.itemsize < self.X.dtype.itemsize
+        return self.X.to(device=device, dtype=kind if narrower else None), kind
