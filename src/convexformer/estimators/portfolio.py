@@ -28,9 +28,9 @@ class AutoGrid:
     """The path of a fold; set with benchmarks/probes.py."""
 
     first: float = 10**-1.5
-    last: float = 10**-3.5
-    count: int = 5
-    longest: int = 10
+    last: float = 10**-3.3
+    count: int = 4
+    longest: int = 8
     """Betas at most: the path goes on, at the same pace, where the best score is at its end (many classes want it)."""
     patience: int = 2
     """Betas without a better score after which a fold ends its path, or one such beyond ``count``."""

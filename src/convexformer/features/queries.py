@@ -12,7 +12,7 @@ from torch import Tensor
 from convexformer.data.tokens import TokenDataset
 from convexformer.features.base import FEATURES, TokenFeature
 
-SAMPLE = 40_000  # tokens that k-means sees
+SAMPLE = 20_000  # tokens that k-means sees
 STEPS = 15  # of Lloyd's algorithm
 
 

@@ -121,8 +121,9 @@ class Kernel(_OnFeature):
     ``decay="frobenius"``. ``K`` is centred in feature space and scaled to a mean diagonal of one. ``kernel``: ``"linear"``,
     ``"gaussian"`` (``exp(-|u - v|^2 / width)``, ``width`` being ``scale`` times the mean squared distance of training
     samples, once for ``"auto"``), or ``kernel(U, V) -> (n, m)`` of normalised features. Weights: ``alpha: (N, c)``. The head
-    of a solution keeps the training features, ``N p`` numbers. Where ``K`` would take more than ``memory`` bytes, a
-    Gaussian kernel becomes :class:`Feature` on :class:`~convexformer.features.RandomFeatures`, which ``solution.head`` says.
+    of a solution keeps the training features, ``N p`` numbers. Where ``K`` would take more than ``memory`` bytes, the
+    head becomes :class:`Feature`: a Gaussian kernel through :class:`~convexformer.features.RandomFeatures`, which
+    ``solution.head`` says.
     """
 
     feature: Any = None
@@ -167,9 +168,11 @@ class Kernel(_OnFeature):
         if self.state is not None:
             return self
         N, size = tokens.n_samples, tokens.X.element_size()
-        if N * N * size > self.memory and self.kernel == "gaussian":
+        if N * N * size > self.memory and isinstance(self.kernel, str):
             many = n_random_features(N, self.memory, size)
-            return Feature(RandomFeatures(self.feature, self.width, many), self.decay).fitted(tokens)
+            linear = self.kernel == "linear"
+            feature = self.feature if linear else RandomFeatures(self.feature, self.width, many)
+            return Feature(feature, self.decay).fitted(tokens)
         feature = self.feature.fitted(tokens)
         phi = feature.normalised(tokens)
         raw = self._raw(phi, phi)
@@ -229,7 +232,7 @@ class Kernel(_OnFeature):
 
     def _raw(self, phi: Tensor, centers: Tensor) -> Tensor:
         """Kernel values before centring; inner products of training features are shared between heads."""
-        gram = gram_of(phi) if phi is centers and not callable(self.kernel) else None
+        gram = None if callable(self.kernel) else gram_of(phi, centers)
         return kernel_values(self.kernel, self.width, phi, centers, gram)
 
     def __repr__(self) -> str:

@@ -22,9 +22,13 @@ def portfolio(class_token: bool = False, n_queries: int = 32, max_channels: int 
         SoftmaxQueries(n_queries, seed=seed),
     )
     first = [MeanPooling(), *([ClassToken()] if class_token else [])]
-    linear = [Feature(feature, decay="frobenius") for feature in (*first, flat, second, queries)]
-    gaussian = [Kernel(feature, kernel="gaussian", decay="frobenius") for feature in (flat, second, queries)]
-    return Sum([*linear, *gaussian], weights="learned")
+    narrow = [Feature(feature, decay="frobenius") for feature in first]
+    wide = [
+        Kernel(feature, kernel=kernel, decay="frobenius")  # more features than samples, as a rule
+        for kernel in ("linear", "gaussian")
+        for feature in (flat, second, queries)
+    ]
+    return Sum([*narrow, *wide], weights="learned")
 
 
 HEADS.register("auto", portfolio)

@@ -12,6 +12,8 @@ from convexformer.features import FEATURES, TokenFeature
 from convexformer.heads.base import HEADS, Head
 from convexformer.losses import LOSSES, Loss
 
+SHARED = 1 << 12  # entries from which one tensor met twice is stored once
+
 
 @final
 class Codec:
@@ -24,11 +26,17 @@ class Codec:
 
     def __init__(self, tensors: dict[str, Tensor] | None = None) -> None:
         self.tensors: dict[str, Tensor] = {} if tensors is None else tensors
+        self._stored: dict[tuple[Any, ...], tuple[str, Tensor]] = {}
 
     def encode(self, name: str, value: Any) -> Any:
         """Return ``value`` as JSON; its arrays are stored under names that begin with ``name``."""
         if isinstance(value, (Tensor, np.ndarray)):
-            self.tensors[name] = torch.as_tensor(value).detach().cpu().contiguous().clone()
+            given = torch.as_tensor(value).detach()
+            key = (given.data_ptr(), str(given.dtype), tuple(given.shape), given.stride(), str(given.device))
+            if given.numel() > SHARED and key in self._stored:  # kernels of one map share its training features
+                return {"tensor": self._stored[key][0]}
+            self._stored[key] = (name, given)  # kept, so that no other tensor gets its address
+            self.tensors[name] = given.cpu().contiguous().clone()
             return {"tensor": name}
         if isinstance(value, (tuple, list)):
             return {"tuple": [self.encode(f"{name}.{i}", item) for i, item in enumerate(value)]}

@@ -147,7 +147,10 @@ def kernel_values(kernel: Any, width: float, phi: Tensor, centers: Tensor, gram:
     inner = phi @ centers.T if gram is None else gram
     if kernel == "linear":
         return inner.clone() if gram is not None else inner
-    a, b = phi.square().sum(1), centers.square().sum(1)
+    if phi is centers:
+        a = b = inner.diagonal().clone()
+    else:
+        a, b = (torch.linalg.vector_norm(part, dim=1).square() for part in (phi, centers))
     squared = torch.sub(a[:, None] + b, inner, alpha=2.0).clamp_min_(0)
     return squared.mul_(-1 / width).exp_()
 

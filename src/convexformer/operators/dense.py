@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from typing import final
+from weakref import ref
 
 import torch
 from torch import Tensor
@@ -101,13 +102,14 @@ class DenseOperator(Operator):
         return DenseOperator(self.features.to(device=device, dtype=dtype), self.axes, self.n_outputs, self.columns)
 
 
-def gram_of(features: Tensor) -> Tensor:
-    """``Phi Phi^T``, kept as long as the features live: a linear and a Gaussian kernel of them share it."""
+def gram_of(features: Tensor, others: Tensor | None = None) -> Tensor:
+    """``Phi Phi^T``, or ``Phi Psi^T``, kept as long as the features live: linear and Gaussian kernels of them share it."""
+    others = features if others is None else others
     found = _GRAMS.get(features)
-    if found is None:
-        found = features @ features.T
+    if found is None or found[0]() is not others:
+        found = (ref(others), features @ others.T)
         _GRAMS[features] = found
-    return found
+    return found[1]
 
 
 _GRAMS = WeakTensorKeyDictionary()
