@@ -307,3 +307,9 @@ def test_compare_puts_scikit_learn_in_the_same_table(data):
     assert certified["scikit-learn LogisticRegression"] is None
     assert {entry.reads for entry in table if entry.gap is None} == {"mean token", "flattened tokens"}
     assert len(cf.compare(X, X[:, 0, 0], heads=["linear"], mask=mask, cv=3)) == 3
+
+
+def test_paths_of_long_strides_from_beta_max(data):
+    X, y, mask = data
+    path = cf.path(HEADS["norms"], X, y, n_betas=4, mask=mask, intercept=True, tolerance=1e-3)  # ten times each
+    assert [solution.certificate.meets(1e-3) for solution in path.solutions] == [True] * 4

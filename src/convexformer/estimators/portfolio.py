@@ -27,10 +27,10 @@ from convexformer.weights import apply_weights
 class AutoGrid:
     """The path of a fold; set with benchmarks/probes.py."""
 
-    first: float = 10**-1.5
-    last: float = 10**-3.3
-    count: int = 4
-    longest: int = 8
+    first: float = 10**-0.7
+    last: float = 10**-3.1
+    count: int = 5
+    longest: int = 9
     """Betas at most: the path goes on, at the same pace, where the best score is at its end (many classes want it)."""
     patience: int = 2
     """Betas without a better score after which a fold ends its path, or one such beyond ``count``."""
@@ -43,7 +43,9 @@ class AutoGrid:
         return self.first * step ** np.arange(self.longest)
 
     def settled(self, scores: list[float]) -> bool:
-        """Tell whether smaller betas are of no use."""
+        """Tell whether smaller betas are of no use; scores that are all the same (a common class) say nothing."""
+        if max(scores) == min(scores) < 1:
+            return False
         since = len(scores) - 1 - int(np.argmax(scores))
         return since >= self.patience or (len(scores) >= self.count and since > 0)
 

@@ -59,7 +59,7 @@ class CrossValidated(TokenEstimator):
     whole search and keeps nothing.
 
     ``head="auto"`` is one convex program over maps of the tokens (:func:`convexformer.heads.portfolio`). Its folds refit the
-    maps, and have a grid of their own: ``beta_ratio`` from 0.03 to 5e-4, further while scores rise, ``n_betas`` and
+    maps, and have a grid of their own: ``beta_ratio`` from 0.2 to 8e-4, further while scores rise, ``n_betas`` and
     ``beta_min_ratio`` do not matter; all is solved in float32 and certified in float64.
 
     After ``fit``: ``leaderboard_``, ``cv_results_``, ``beta_ratios_``, ``best_index_`` (the one selected), ``best_score_``

@@ -140,17 +140,25 @@ class _Run:
         goal = (beta, self.monitor.tolerance)
         if self.ridge.all():
             return Ridge(-V, self._b(at), at.outputs), torch.zeros(len(polars), dtype=torch.float64), [goal]
-        top = polars[~self.ridge].max()
-        if norms.any():
+        top = float(polars[~self.ridge].max())
+        point = Ridge(-V, self._b(at), at.outputs)
+        if beta * norms.sum() > options.nothing * abs(float(at.value)):  # the solution of a beta near top
             eta = torch.from_numpy(np.where(self.ridge, 0.0, norms / np.maximum(polars, 1e-300)))
-            point = Ridge(-V, self._b(at), at.outputs)
-            return (*self._predicted(point, eta, max(top / beta, 1.0)), [goal])
-        first = max(beta, options.first * top)
-        count = max(0, math.ceil(math.log(first / beta) / math.log(options.stride))) if beta < first else 0
-        betas = np.geomspace(first, beta, count + 1) if count else np.array([beta])
-        stages = [(float(b), options.passing) for b in betas[:-1]] + [goal]
-        share = np.where(self.ridge, 0.0, 0.03 * (polars / top) ** 4 * max(top / first - 1, 0.0))
-        return Ridge(-V * min(1.0, first / top), self._b(at), at.outputs), torch.from_numpy(share), stages
+            stages = self._stages(top, goal)[1:] or [goal]
+            return (*self._predicted(point, eta, max(top / stages[0][0], 1.0)), stages)
+        stages = self._stages(max(beta, options.first * top), goal)
+        first = stages[0][0]
+        start = options.start * (polars / top) ** 4 * max(top / first - 1, 0.0) / blocks.mean_diagonals().numpy()
+        eta = torch.from_numpy(np.where(self.ridge, 0.0, start))
+        return Ridge(-V * min(1.0, first / top), point.b, point.outputs), eta, stages
+
+    def _stages(self, first: float, goal: tuple[float, float]) -> list[tuple[float, float]]:
+        """Return the betas from ``first`` to the goal, ``stride`` apart at most, with the gap to reach at each."""
+        options, (beta, _) = self.options, goal
+        if first <= beta:
+            return [goal]
+        count = math.ceil(math.log(first / beta) / math.log(options.stride))
+        return [(float(b), options.passing) for b in np.geomspace(first, beta, count + 1)[:-1]] + [goal]
 
     def _predicted(self, point: Ridge, eta: Tensor, ratio: float) -> tuple[Ridge, Tensor]:
         """Move to a beta ``ratio`` times smaller: outputs hardly change, coefficients shrink as weights grow."""

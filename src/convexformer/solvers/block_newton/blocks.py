@@ -44,6 +44,11 @@ class Blocks:
         self.ridge = torch.tensor([kind.squared for kind in kinds])
         self.scale = torch.tensor([kind.weight for kind in kinds], dtype=torch.float64)
 
+    def mean_diagonals(self) -> Tensor:
+        """``(B,)`` mean squared feature norms, over ``s_b^2``."""
+        means = torch.stack([gram.diagonal().double().mean().cpu() for gram in self.grams])
+        return torch.where(means > 0, means, 1.0) / self.scale.square()
+
     def coefficients(self, eta: Tensor, beta: float) -> list[float]:
         """``k_b`` for block weights ``eta: (B,)``."""
         return torch.where(self.ridge, 1 / (beta * self.scale), eta / self.scale.square()).tolist()

@@ -29,9 +29,13 @@ class BlockNewtonOptions:
     """Share of the penalty below which a block may vanish, or grow from nothing, in one step."""
     growth: float = 1.15
     """Block weights grow like ``beta ** -growth`` along a path: where the next beta begins."""
+    nothing: float = 1e-4
+    """Share of the penalty in the objective below which a start counts as zero."""
+    start: float = 0.03
+    """Size of the first block weights, in units of the inverse of a block's mean squared feature norm."""
     first: float = 0.1
     """Fraction of ``beta_max`` at which a solve from zero begins."""
     stride: float = 4.0
-    """Factor between the betas that a solve from zero passes through, each solved to ``passing``."""
+    """Factor between the betas that a solve passes through on its way down, each solved to ``passing``."""
     passing: float = 0.03
     """Relative gap of the betas passed through."""
