@@ -53,6 +53,7 @@ class _Derived:
         self.compressed: tuple[Operator, Tensor] | None = None
         self.compression_tried = False
         self.mean_feature_norm: float | None = None
+        self.reference: Objective | None = None
 
     def belongs_to(self, objective: Objective) -> bool:
         """Tell whether an objective has the same operator, targets, weights and rows, by identity (``is``)."""
@@ -212,7 +213,12 @@ class Objective:
             return self
         assert self.derived is not None
         if self.derived.exact is None:
-            return replace(self, operator=self.operator.to(dtype=torch.float64))
+            kept = self.derived.reference
+            if kept is None:
+                kept = replace(self, operator=self.operator.to(dtype=torch.float64))
+                if self.penalty.of_data:  # kernels are converted row by row, so that keeping this costs little
+                    self.derived.reference = kept
+            return replace(kept, loss=self.loss, penalty=self.penalty, beta=self.beta, intercept=self.intercept)
         made = self.derived.exact()  # not cached: it may take most of a GPU's memory
         penalty = made.penalty if self.penalty.of_data else self.penalty
         return replace(made, loss=self.loss, penalty=penalty, beta=self.beta, intercept=self.intercept)
