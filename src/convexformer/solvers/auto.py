@@ -20,6 +20,7 @@ penalty                operator             device  condition                   
 sum over token slices  one slice a token    CPU     rows x weights > many_products       working_set
 nuclear norm           bilinear             any     weights > few_weights                staircase
 nuclear norm           any                  GPU     short side of Z > short_side         staircase
+nuclear norm           any                  CPU     blocks of Z <= few_blocks            staircase
 anything with a prox   any                  any     otherwise                            fista
 """
 
@@ -42,6 +43,8 @@ class AutoOptions:
     """Rows times weights from which working sets pay for their set-up (benchmarks/tokens/run.py, P1 to P3)."""
     few_weights: int = 1 << 11
     """Entries of a dense ``Z`` up to which thresholding it is cheaper than factors (benchmarks/heads.py, P4 small)."""
+    few_blocks: int = 16
+    """Blocks of ``Z`` up to which Newton steps on factors beat thresholding on a CPU, above all at small betas."""
     short_side: int = 16
     """Short side of ``Z`` up to which singular-value thresholding on a GPU is cheaper (benchmarks/gpu_heads.py)."""
     dense_entries: int = 1 << 26
@@ -59,7 +62,10 @@ def select(objective: Objective, options: AutoOptions = AutoOptions()) -> str:  
         if isinstance(A, BilinearOperator):
             if weights > options.few_weights:
                 return "staircase"
-        elif A.like.is_cuda and min(A.weight_shape[-2:]) > options.short_side:
+        elif A.like.is_cuda:
+            if min(A.weight_shape[-2:]) > options.short_side:
+                return "staircase"
+        elif math.prod(A.weight_shape[:-2]) <= options.few_blocks:
             return "staircase"
     if serves["fista"]:
         return "fista"
