@@ -9,6 +9,7 @@ from typing import Protocol, final
 from convexformer.objective import Objective
 from convexformer.operators import BilinearOperator
 from convexformer.solvers.base import Solver
+from convexformer.solvers.cost import explain_prediction, predicted_seconds
 from convexformer.solvers.fista import Fista
 from convexformer.solvers.staircase import Staircase
 from convexformer.solvers.working_set import WorkingSet
@@ -16,11 +17,12 @@ from convexformer.solvers.working_set import WorkingSet
 SOLVERS: dict[str, Solver] = {solver.name: solver for solver in (Fista(), Staircase(), WorkingSet())}
 
 SELECTION = """
-penalty                operator             device  condition                            solver
-sum over token slices  one slice a token    CPU     rows x weights > many_products       working_set
-nuclear norm           bilinear             any     weights > few_weights                staircase
-nuclear norm           any                  GPU     short side of Z > short_side         staircase
-anything with a prox   any                  any     otherwise                            fista
+device  penalty                operator  condition                        solver
+CPU     known to cost.PRICES   any       least predicted seconds          fista, staircase or working_set
+GPU     nuclear norm           bilinear  weights > few_weights            staircase
+GPU     nuclear norm           any       short side of Z > short_side     staircase
+any     anything with a prox   any       otherwise                        fista
+any     anything else          any       otherwise                        the first solver that serves
 """
 
 
@@ -33,36 +35,31 @@ class HasObjective(Protocol):
 @final
 @dataclass(frozen=True)
 class AutoOptions:
-    """Where one solver overtakes another."""
+    """Where one solver overtakes another on a GPU; on a CPU that is predicted, see :mod:`convexformer.solvers.cost`."""
 
-    many_products: int = 1 << 20
-    """Rows times weights from which working sets pay for their set-up (benchmarks/tokens/run.py, P1 to P3)."""
     few_weights: int = 1 << 11
-    """Entries of a dense ``Z`` up to which thresholding it is cheaper than factors (benchmarks/heads.py, P4 small)."""
+    """Entries of a dense ``Z`` up to which thresholding it is cheaper than factors (benchmarks/gpu_heads.py)."""
     short_side: int = 16
     """Short side of ``Z`` up to which singular-value thresholding on a GPU is cheaper (benchmarks/gpu_heads.py)."""
 
 
 def select(objective: Objective, options: AutoOptions = AutoOptions()) -> str:  # noqa: B008  (frozen)
     """Return the name of the solver that ``solver="auto"`` takes: the first row of ``SELECTION`` that applies."""
-    A = objective.operator
-    serves = {name: solver.requires(objective) is None for name, solver in SOLVERS.items()}
-    weights = math.prod(A.weight_shape)
-    if serves["working_set"] and not A.like.is_cuda and A.output_shape[0] * weights > options.many_products:
-        return "working_set"
-    if serves["staircase"]:
-        if isinstance(A, BilinearOperator):
-            if weights > options.few_weights:
-                return "staircase"
-        elif A.like.is_cuda and min(A.weight_shape[-2:]) > options.short_side:
+    missing = {name: solver.requires(objective) for name, solver in SOLVERS.items()}
+    serving = [name for name, reason in missing.items() if reason is None]
+    if not serving:
+        raise ValueError(f"no solver serves this objective: {'; '.join(f'{n} {r}' for n, r in missing.items())}.")
+    if objective.like.is_cuda:
+        shape = objective.weight_shape
+        bilinear = isinstance(objective.operator, BilinearOperator)
+        pays = math.prod(shape) > options.few_weights if bilinear else min(shape[-2:]) > options.short_side
+        if "staircase" in serving and pays:
             return "staircase"
-    if serves["fista"]:
-        return "fista"
-    for name, able in serves.items():
-        if able:
-            return name
-    reasons = "; ".join(f"{name} {solver.requires(objective)}" for name, solver in SOLVERS.items())
-    raise ValueError(f"no solver serves this objective: {reasons}.")
+    else:
+        predicted = {name: seconds for name, seconds in predicted_seconds(objective).items() if name in serving}
+        if predicted:
+            return min(predicted, key=lambda name: predicted[name])
+    return "fista" if "fista" in serving else serving[0]
 
 
 def solver_for(name: str, objective: Objective) -> Solver:
@@ -77,18 +74,23 @@ def solver_for(name: str, objective: Objective) -> Solver:
 def explain(problem: Objective | HasObjective) -> str:
     """Say which solver ``solver="auto"`` takes for a problem, and why the others do not serve.
 
-    The whole decision is the table ``SELECTION``, with the numbers of :class:`AutoOptions`.
+    The whole decision is the table ``SELECTION``, with the prices of :mod:`convexformer.solvers.cost` on a CPU and the
+    numbers of :class:`AutoOptions` on a GPU.
     """
     objective = problem if isinstance(problem, Objective) else problem.objective
     chosen = select(objective)
+    predicted = {} if objective.like.is_cuda else predicted_seconds(objective)
     lines = [f"solver='auto' takes {chosen!r}: {SOLVERS[chosen].works_on}.", ""]
     for name, solver in SOLVERS.items():
         missing = solver.requires(objective)
         state = (
             f"does not serve: it {missing}" if missing is not None else "chosen" if name == chosen else "serves, too"
         )
-        lines.append(f"{name:12} {state}")
+        seconds = f", predicted {predicted[name]:.2g} s" if missing is None and name in predicted else ""
+        lines.append(f"{name:12} {state}{seconds}")
     values = ", ".join(f"{name} = {value:,}" for name, value in vars(AutoOptions()).items())
+    if predicted:
+        lines += ["", *explain_prediction(objective)]
     return "\n".join([*lines, "", "The first row that applies:", SELECTION.strip("\n"), values])
 
 
