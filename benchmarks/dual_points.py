@@ -21,7 +21,7 @@ import convexformer as cf
 from convexformer.certificates import dual_point
 from convexformer.solvers.fista.newton_polish import NewtonPolish
 
-WITH = NewtonPolish.better
+WITH = NewtonPolish.try_step
 
 
 def extrapolate(outputs: list[torch.Tensor]) -> torch.Tensor:
@@ -36,7 +36,7 @@ def extrapolate(outputs: list[torch.Tensor]) -> torch.Tensor:
 
 def combinations() -> None:
     """Gaps of averaged and extrapolated points, without Newton's candidates."""
-    NewtonPolish.better = lambda self, *args: None
+    NewtonPolish.try_step = lambda self, *args: None
     problem = heads.make(cf.heads.SelfAttention(), 500, 49, 32, 10, 0.01)
     seen: list[tuple[float, torch.Tensor]] = []
 
@@ -49,7 +49,7 @@ def combinations() -> None:
     trials = {f"mean of the last {k}": sum(outputs[-k:]) / k for k in (1, 2, 4)}
     trials |= {f"extrapolation of the last {k}": extrapolate(outputs[-k - 1 :]) for k in (3, 5)}
     for name, F in trials.items():
-        print(f"{name:28s} relative gap {(best - dual_point(problem, problem.fit(F)).value) / best:.1e}")
+        print(f"{name:28s} relative gap {(best - dual_point(problem.objective, problem.objective.evaluate(F)).value) / best:.1e}")
 
 
 def classes(head, ratio, intercept=False, size=(1000, 16, 24, 10)):
@@ -80,7 +80,7 @@ def race(name, problem, solver):
     for tolerance in (1e-4, 1e-6):
         found = []
         for better in (lambda self, *args: None, WITH):
-            NewtonPolish.better = better
+            NewtonPolish.try_step = better
             started = time.process_time()
             solution = cf.solve(problem, tolerance=tolerance, solver=solver)
             found.append((time.process_time() - started, solution.n_iter))

@@ -20,8 +20,9 @@ from gpu_heads import make
 
 import convexformer as cf
 from convexformer.weights import Weights
-from convexformer.solvers import bursts, recorded
-from convexformer.solvers.fista.fista import fista
+from convexformer.solvers import cuda_graph
+from convexformer.solvers.fista import fista
+from convexformer.solvers.staircase import bursts
 
 SIZES = [(1000, 16, 32, 10), (5000, 49, 64, 10), (50_000, 49, 64, 100)]
 
@@ -49,12 +50,13 @@ WAYS = {
 
 
 def fista_run(problem, iterations, sync_free):
-    fista(problem, Weights(problem.operator.zeros()), Count(iterations), sync_free=sync_free)
+    fista(problem.objective, Weights(problem.operator.zeros()), Count(iterations), sync_free=sync_free)
 
 
-def burst_run(problem, iterations, sync_free):
+def burst_run(start, iterations, sync_free):
+    objective, point = start
     watch = Count(iterations)
-    bursts.burst(problem, problem.start, watch, iter(watch), 0.0, iterations, behind=int(sync_free))
+    bursts.burst(objective, point, watch, iter(watch), 0.0, iterations, behind=int(sync_free))
 
 
 def busy_share(run) -> float:
@@ -103,10 +105,11 @@ def main() -> None:
             with torch.no_grad():
                 if run is burst_run:
                     Z = cf.solve(problem, tolerance=1e-2, solver="staircase").weights.Z
-                    problem.start = bursts.look(problem, Z, problem.operator.apply(Z), None)
+                    objective = problem.objective.factored()
+                    problem = (objective, bursts.point_at(objective, Z, objective.apply(Z), None))
                 row = {"size": size, "head": name}
                 for way, (sync_free, limit) in WAYS.items():
-                    recorded.RECORDED = limit
+                    cuda_graph.GRAPH_DATA = limit
                     again = lambda sync_free=sync_free: run(problem, a.iterations, sync_free)  # noqa: B023, E731
                     again()
                     row[way] = {

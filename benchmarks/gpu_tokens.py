@@ -17,6 +17,7 @@ import warnings
 import torch
 
 import convexformer as cf
+from convexformer.gauges import Factored
 
 PROBLEMS = {
     "attention, squared": {"N": 50_000, "s": 196, "d": 128, "c": 1, "ratio": 0.1},
@@ -60,14 +61,13 @@ def run(name, solvers, tolerance, shrink, device):
     head = cf.heads.Attention(decay=spec.get("decay", "l1"), **gated)
     for solver in solvers:
         problem = cf.Problem(head, X, Y, beta_ratio=spec["ratio"], device=device, dtype=torch.float32)
-        if solver == "staircase" and problem.penalty.factor_weight() is None:
+        if solver == "staircase" and not isinstance(problem.penalty, Factored):
             continue
         problem.operator  # noqa: B018
         times = []
         for _ in range(2):
             if device == "cuda":
                 torch.cuda.reset_peak_memory_stats()
-            problem.shared.clear()
             took, solution = seconds(lambda p=problem, name=solver: cf.solve(p, tolerance, name, max_time=60), device)
             times.append(took)
         peak = torch.cuda.max_memory_allocated() if device == "cuda" else 0

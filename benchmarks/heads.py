@@ -66,7 +66,7 @@ class Residual:
         X = problem.tokens.X.numpy()
         N, s, d = X.shape
         c = problem.layout.n_outputs
-        self.Y = problem.Y.numpy()
+        self.Y = problem.objective.targets.numpy()
         if problem.head.name == "self_attention":
             G = np.einsum("nsk,nsl->nkl", X, X).reshape(N, d * d)
 
@@ -182,7 +182,7 @@ def cvxpy_solver(problem, name):
     unit = torch.eye(shape[0] * shape[1], dtype=torch.float64)
     design = np.stack([A.apply(row.view(shape)).reshape(-1).numpy() for row in unit], 1)
     Z = cp.Variable(shape)
-    loss = 0.5 * cp.sum_squares(design @ cp.vec(Z, order="C") - problem.Y.numpy().ravel())
+    loss = 0.5 * cp.sum_squares(design @ cp.vec(Z, order="C") - problem.objective.targets.numpy().ravel())
     program = cp.Problem(cp.Minimize(loss + problem.beta * cp.normNuc(Z)))
     options = {"eps": 1e-6, "max_iters": 20_000} if name == "SCS" else {}
     program.solve(solver=name, **options)

@@ -53,7 +53,7 @@ def path_cost(dataset, tolerance=1e-4, n_betas=20, beta_min_ratio=0.01):
 
 
 def memory(dataset, solver="convexformer", python=sys.executable):
-    """Peak sync_free memory of loading the tokens and one fit, in a fresh process, as a multiple of the tokens' bytes."""
+    """Peak resident memory of loading the tokens and one fit, in a fresh process, as a multiple of the tokens' bytes."""
     with tempfile.TemporaryDirectory() as folder:
         dataset.get_data().save(folder)
         words = [str(python), str(HERE / "costs.py"), solver, folder]
@@ -108,7 +108,7 @@ def _status(field):
 
 
 def _reset_peak():
-    """Let the peak start again from what is sync_free now (Linux)."""
+    """Let the peak start again from what is resident now (Linux)."""
     Path("/proc/self/clear_refs").write_text("5")
 
 

@@ -92,7 +92,7 @@ def _check_slices(operator: Operator, parts: TokenFeatures, Z: Tensor, V: Tensor
 
 
 def check_loss(loss: Loss, Y: Any, seed: int = 0) -> None:
-    """Gradient, Fenchel-Young, curvature, dual scaling and the exact intercept of a loss.
+    """Gradient, Hessian products, Fenchel-Young, dual scaling, exact intercept and balanced dual points of a loss.
 
     ``Y`` holds targets as a user gives them, every class among them; a dozen rows are plenty.
     """
@@ -112,7 +112,7 @@ def check_loss(loss: Loss, Y: Any, seed: int = 0) -> None:
         _equal("finite differences of value and <gradient, D>", slope, (U * D).sum(1), 1e-5 * size)
         rise, run = (U - U2).norm(dim=1), (F - G).norm(dim=1)
         _at_most("|gradient(F) - gradient(G)| against curvature |F - G|", rise, loss.curvature * run, 1e-9 * size)
-        _check_curvatures(loss, F, D, encoded, h, size)
+        _check_hessian(loss, F, D, encoded, h, size)
         equality = value + loss.conjugate(U, encoded)
         _equal("L(f) + L*(u) and <u, f> at u = gradient(f)", equality, (U * F).sum(1), 1e-9 * size)
         for V in (0 * U, U2, 0.3 * U2, 0.6 * U + 0.4 * U2):
@@ -124,18 +124,34 @@ def check_loss(loss: Loss, Y: Any, seed: int = 0) -> None:
             b = loss.best_intercept(F, encoded, w, start)
             left = (w[:, None] * loss.gradient(F + b, encoded)).sum(0)
             _equal("sum_i w_i gradient_i at the best intercept, and zero,", left, 0 * left, 1e-9 * float(w.sum()))
+            for point in (loss.gradient(F + b, encoded), U, 0.3 * U2):
+                _check_balance(loss, point, encoded, w)
 
 
-def _check_curvatures(loss: Loss, F: Tensor, D: Tensor, Y: Tensor, h: float, size: float) -> None:
-    """Finite differences of the gradient and the Hessian that ``curvatures`` stands for, away from kinks."""
-    H = loss.curvatures(F, Y)
-    _same_shape("curvatures", H, tuple(F.shape))
-    product = H * D if loss.separable else H * D - H * (H * D).sum(1, keepdim=True)
+def _check_hessian(loss: Loss, F: Tensor, D: Tensor, Y: Tensor, h: float, size: float) -> None:
+    """Finite differences of the gradient and ``hessian_product``, away from kinks; symmetry and its diagonal."""
+    product = loss.hessian_product(F, Y, D)
+    _same_shape("hessian_product", product, tuple(F.shape))
     change = (loss.gradient(F + h * D, Y) - loss.gradient(F - h * D, Y)) / (2 * h)
-    smooth = loss.curvatures(F + h * D, Y) - loss.curvatures(F - h * D, Y)
-    calm = smooth.abs().amax(1) < 0.1
-    _require(bool(calm.float().mean() > 0.5), "curvatures jump nearly everywhere")
-    _equal("finite differences of gradient and the Hessian", change[calm], product[calm], 1e-4 * size)
+    jump = loss.hessian_product(F + h * D, Y, D) - loss.hessian_product(F - h * D, Y, D)
+    calm = jump.abs().amax(1) < 0.1 * D.abs().amax(1)
+    _require(bool(calm.float().mean() > 0.5), "hessian_product jumps nearly everywhere")
+    _equal("finite differences of gradient and hessian_product", change[calm], product[calm], 1e-4 * size)
+    _at_most("zero against <D, hessian_product(D)>", torch.zeros(len(F)), (D * product).sum(1), 1e-6 * size)
+    if (known := loss.hessian(F, Y)) is not None:
+        unit = torch.eye(F.shape[1], dtype=F.dtype, device=F.device)
+        diagonal = torch.stack([known.product(e.expand_as(F))[:, k] for k, e in enumerate(unit)], 1)
+        _equal("diagonal of the Hessian and its products with unit vectors", known.diagonal(), diagonal, 1e-9)
+
+
+def _check_balance(loss: Loss, U: Tensor, Y: Tensor, w: Tensor) -> None:
+    """A balanced dual point sums to zero, stays in the domain, and stays where it is if it was balanced."""
+    found = loss.balance(U, Y, w)
+    _require(bool(torch.isfinite(loss.conjugate(found, Y)).all()), "balance leaves the domain of the conjugate")
+    left, size = (w[:, None] * found).sum(0), float((w[:, None] * U).abs().sum()) + float(w.sum())
+    _equal("sum_i w_i u_i of a balanced dual point, and zero,", left, 0 * left, 1e-12 * size)
+    again = loss.balance(found, Y, w)
+    _equal("a balanced dual point and itself balanced again", again, found, 1e-9)
 
 
 def check_penalty(penalty: Penalty, shape: tuple[int, ...], seed: int = 0) -> None:

@@ -9,16 +9,18 @@ real tokens when targets are per token. Weights and sums over rows belong to the
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from convexformer.losses.hessian import Hessian
-from convexformer.losses.intercept import trust_region_newton
+from convexformer.losses.intercept import MANY_OUTPUTS, trust_region_newton
 from convexformer.registry import Registry
 from convexformer.rows import LOCAL, Rows
 
+BALANCE_STEPS = 30  # of Newton's method, with a fixed Hessian
 INEXACT_STEPS = 2  # Newton steps of an inexact intercept
 
 
@@ -87,7 +89,7 @@ class Loss(ABC):
         At the minimiser the dual variables sum to zero over samples, which is what the dual of an
         unpenalised intercept asks for. For any smooth convex loss: Newton's method in ``c`` variables, in a trust region.
         """
-        if not bool(torch.isfinite(rows.sum(F)).all()):
+        if not bool(torch.isfinite(rows.total(F.sum()))):
             return start
 
         def value(b: Tensor) -> Tensor:
@@ -95,12 +97,19 @@ class Loss(ABC):
 
         def slope(b: Tensor) -> tuple[Tensor, Tensor]:
             U = self.gradient(F + b, Y)
-            return rows.weighted(w, U), rows.weighted(w, U.abs())
+            return rows.weighted(w, U), rows.weighted(w, U.abs()).sum()
 
-        def product(b: Tensor, d: Tensor) -> Tensor:
-            return rows.weighted(w, self.hessian_product(F + b, Y, d.expand_as(F)))
+        def hessian(b: Tensor) -> Tensor | Callable[[Tensor], Tensor]:
+            X = F + b
 
-        return trust_region_newton(value, slope, product, start)
+            def product(d: Tensor) -> Tensor:
+                return rows.weighted(w, self.hessian_product(X, Y, d.expand_as(F)))
+
+            if len(b) > MANY_OUTPUTS:
+                return product
+            return torch.stack([product(e) for e in torch.eye(len(b), dtype=b.dtype, device=b.device)])
+
+        return trust_region_newton(value, slope, hessian, start, lambda: rows.bound(F) + rows.bound(Y))
 
     def intercept_step(self, F: Tensor, Y: Tensor, w: Tensor, slope: Tensor, rows: Rows = LOCAL) -> Tensor:
         """``(c,)`` a step, best Newton's, for an intercept at outputs ``F`` with this ``slope: (c,)``."""
@@ -145,13 +154,29 @@ class Loss(ABC):
         """``(R, c)`` a point of the conjugate's domain near ``U`` with ``sum_i w_i u_i = 0`` up to rounding.
 
         That is what the dual of an unpenalised intercept asks for. ``U`` is any point of the domain; the farther from zero
-        its sum, the farther away, and the looser as a dual point, is the result; if the sum is rounding already it is ``U``.
-        Here, for a domain of which nothing is known: the gradient at the best constant outputs.
+        its sum ``r``, the looser the result is as a dual point. For a domain of which nothing is known:
+        ``(1 - a) u_i + a grad L(b, y_i)``, a mixture with the dual point of constant outputs ``b`` whose own sum is
+        ``-(1 - a) r / a``; Newton's method finds ``b`` for a small ``a``, and ``a = 1`` with the best constant always serves.
         """
-        if imbalance(U, w, rows, 64.0) is None:
+        r = imbalance(U, w, rows)
+        if r is None:
             return U
-        F = torch.zeros_like(U)
-        return self.gradient(F + self.best_intercept(F, Y, w, F.new_zeros(F.shape[1]), rows), Y)
+        F, zero = torch.zeros_like(U), U.new_zeros(U.shape[1])
+        best = self.best_intercept(F, Y, w, zero, rows)
+        unit = torch.eye(len(zero), dtype=U.dtype, device=U.device)
+        H = torch.stack([rows.weighted(w, self.hessian_product(F + best, Y, e.expand_as(F))) for e in unit])
+        reach = rows.weighted(w, self.gradient(F + best, Y).abs()).sum()
+        for share in (1e-2, 0.1, 0.5):  # how far the constant's sum is moved, as a fraction of its moduli
+            a = float((r.abs().sum() / (r.abs().sum() + share * reach)).clamp_max(1.0))
+            b = best
+            for _ in range(BALANCE_STEPS):
+                C = self.gradient(F + b, Y)
+                left = (1 - a) * r + a * rows.weighted(w, C)
+                found = (1 - a) * U + a * C
+                if imbalance(found, w, rows, 16.0) is None:
+                    return found
+                b = b - torch.linalg.lstsq(H, (left / a)[:, None]).solution[:, 0]
+        return self.gradient(F + best, Y)
 
     # ------------------------------------------------------------------ files
 

@@ -15,6 +15,7 @@ from convexformer.losses.simplex import mix_with_constant
 from convexformer.losses.softmax_intercept import (
     FEW_CLASSES,
     SoftmaxIntercept,
+    cross_entropy,
     many_classes,
     newton_step,
     newton_step_by_products,
@@ -40,9 +41,7 @@ class CrossEntropy(Loss):
 
     def value(self, F: Tensor, Y: Tensor) -> Tensor:
         """``log sum exp(f) - <p, f>``, from the largest output: a loss of 1e-12 keeps its digits."""
-        top, where = F.max(1, keepdim=True)
-        others = (F - top).exp().scatter(1, where, 0.0)
-        return torch.log1p(others.sum(1)) + (Y * (top - F)).sum(1)
+        return cross_entropy(F, Y)
 
     def gradient(self, F: Tensor, Y: Tensor) -> Tensor:
         """``softmax(f) - p``; for a label that is all but certain, minus the sum of the other probabilities."""
@@ -92,6 +91,8 @@ class CrossEntropy(Loss):
 
     def best_intercept(self, F: Tensor, Y: Tensor, w: Tensor, start: Tensor, rows: Rows = LOCAL) -> Tensor:
         """Return the minimiser of mean zero, by Newton's method in ``c`` variables; see :class:`SoftmaxIntercept`."""
+        if not bool(torch.isfinite(rows.total(F.sum()))):
+            return start
         return SoftmaxIntercept(F, Y, w, rows).best(start)
 
     def balance(self, U: Tensor, Y: Tensor, w: Tensor, rows: Rows = LOCAL) -> Tensor:

@@ -95,73 +95,78 @@ def _bracketed_roots(
 def trust_region_newton(
     value: Callable[[Tensor], Tensor],
     slope: Callable[[Tensor], tuple[Tensor, Tensor]],
-    product: Callable[[Tensor, Tensor], Tensor],
+    hessian: Callable[[Tensor], Tensor | Callable[[Tensor], Tensor]],
     start: Tensor,
+    reach: Callable[[], Tensor],
 ) -> Tensor:
     """Minimise a smooth convex function of ``b: (c,)`` by Newton's method in a trust region.
 
-    ``slope(b)`` returns the gradient and the sum of the moduli of its terms, ``product(b, d)`` the Hessian times ``d``. A step
-    is taken if the value decreases sufficiently; near the minimum, where the value is all rounding, if it halves the slope.
+    ``slope(b)`` returns the gradient and the sum of the moduli of its terms; ``hessian(b)``, called at the point
+    of the last slope, a matrix or products with it; ``reach()`` bounds the data, in units of ``b``. A step is taken if the value
+    decreases sufficiently, or if it halves the slope and does not increase the value: near the minimum that is all rounding.
     """
     eps = torch.finfo(start.dtype).eps
     b, radius, evaluations = start, 1 + float(start.norm()), 1
     g, size = slope(b)
     here = float(value(b))
-    while evaluations < MAX_EVALUATIONS and math.isfinite(here) and bool(g.abs().max() > 4 * eps * size.sum()):
-        step_within = _trust_region_solver(partial(product, b), g, eps * float(size.sum()))
-        taken = False
-        while not taken and evaluations < MAX_EVALUATIONS and radius > eps * eps * (1 + float(b.norm())):
+    while math.isfinite(here) and bool(g.abs().max() > 4 * eps * size):
+        step_within = _trust_region_solver(hessian(b), g, 4 * eps * float(size))
+        worst, taken = float(g.abs().max()), False
+        while not taken and evaluations < MAX_EVALUATIONS:
             step, predicted = step_within(radius)
-            length = float(step.norm())
-            g_there, size_there = slope(b + step)
-            there = float(value(b + step))
+            trial, length = b + step, float(step.norm())
+            g_there, size_there = slope(trial)
+            there = float(value(trial))
             evaluations += 1
             gain = here - there
-            halved = bool(g_there.abs().max() <= 0.5 * g.abs().max()) and gain >= -VALUE_NOISE * abs(here)
+            halved = float(g_there.abs().max()) <= 0.5 * worst and gain >= -VALUE_NOISE * abs(here)
             taken = halved or gain > SUFFICIENT_DECREASE * predicted
             if not halved and not gain > 0.25 * predicted:
                 radius = 0.25 * min(radius, length)
             elif length > 0.9 * radius:
                 radius = 4 * radius
+            if not taken and (bool((trial == b).all()) or worst <= rounded_slope(b, float(size), reach)):
+                return b
         if not taken:
             break
-        b, g, size, here = b + step, g_there, size_there, there
+        b, g, size, here = trial, g_there, size_there, there
     return b
 
 
+def rounded_slope(b: Tensor, size: float, reach: Callable[[], Tensor]) -> float:
+    """Bound what rounding outputs and intercept leaves of a slope whose terms have moduli of sum ``size``."""
+    return 4 * torch.finfo(b.dtype).eps * (1 + float(reach()) + float(b.abs().max())) * size
+
+
 def _trust_region_solver(
-    H: Callable[[Tensor], Tensor], g: Tensor, noise: float
+    H: Tensor | Callable[[Tensor], Tensor], g: Tensor, noise: float
 ) -> Callable[[float], tuple[Tensor, float]]:
     """Return ``radius -> step, predicted decrease``: the minimiser of ``<g, s> + 1/2 <s, H s>`` over ``|s| <= radius``.
 
-    By an eigendecomposition of ``H``, where parts of ``g`` below ``noise`` count as zero: else a loss that does not change
-    under some shifts would drift along them. For many outputs roughly, by conjugate
-    gradients that stop at the boundary.
+    By an eigendecomposition of a matrix, where parts of ``g`` below ``noise`` count as zero: else a loss that does not change
+    under some shifts would drift along them. From products roughly, by conjugate gradients that stop at the boundary.
     """
-    if len(g) > MANY_OUTPUTS:
+    if not isinstance(H, Tensor):
         return partial(_steihaug, H, g)
-    matrix = torch.stack([H(e) for e in torch.eye(len(g), dtype=g.dtype, device=g.device)])
-    if not bool(torch.isfinite(matrix).all()):
-        matrix = torch.zeros_like(matrix)
-    values, vectors = torch.linalg.eigh(0.5 * (matrix + matrix.T))
-    values = values.clamp_min(0).tolist()
+    values, vectors = torch.linalg.eigh(torch.where(torch.isfinite(H).all(), 0.5 * (H + H.T), 0.0))
+    bends = values.clamp_min(0).tolist()
     parts = [part if abs(part) > noise else 0.0 for part in (vectors.T @ g).tolist()]
 
     def step_within(radius: float) -> tuple[Tensor, float]:
-        def length(shift: float) -> float:
-            return math.hypot(*(part / max(value + shift, TINY) for part, value in zip(parts, values, strict=True) if part))
+        def solve(shift: float) -> list[float]:
+            return [-part / max(bend + shift, TINY) for part, bend in zip(parts, bends, strict=True)]
 
-        shift, most = 0.0, math.hypot(*parts) / radius  # a shift of that size is enough
-        if length(0.0) > radius:
-            low, shift = 0.0, most
+        s = solve(0.0)
+        if math.hypot(*s) > radius:
+            low, high = 0.0, math.hypot(*parts) / radius  # of the shift that makes the step as long as the radius
             for _ in range(60):
-                middle = math.sqrt(low * shift) if low > 0 else 1e-6 * shift
-                low, shift = (middle, shift) if length(middle) > radius else (low, middle)
-                if low > 0.5 * shift:
+                middle = math.sqrt(low * high) if low > 0 else 1e-6 * high
+                low, high = (middle, high) if math.hypot(*solve(middle)) > radius else (low, middle)
+                if low > 0.5 * high:
                     break
-        scaled = [-part / max(value + shift, TINY) for part, value in zip(parts, values, strict=True)]
-        gain = -sum(s * (part + 0.5 * value * s) for s, part, value in zip(scaled, parts, values, strict=True))
-        return vectors @ g.new_tensor(scaled), gain
+            s = solve(high)
+        predicted = -sum(si * (part + 0.5 * bend * si) for si, part, bend in zip(s, parts, bends, strict=True))
+        return vectors @ g.new_tensor(s), predicted
 
     return step_within
 

@@ -13,14 +13,14 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable
 from itertools import pairwise
-from typing import final
+from typing import Any, final
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from convexformer.certificates import dual_value
-from convexformer.losses.hessian import SoftmaxHessian
+from convexformer.losses.hessian import DiagonalHessian, SoftmaxHessian
 from convexformer.objective import Evaluation, Objective
 from convexformer.operators import TokenFeatures
 from convexformer.solvers.base import Workspace
@@ -233,7 +233,7 @@ class ProxNewtonDescent(BlockDescent):
         self.R = np.ascontiguousarray(at.V.double().numpy().T / self.divisor)
         loss = self.objective.loss
         hessian = loss.hessian(at.outputs, self.objective.targets)
-        assert hessian is not None, "the working-set solver checks that the form of the Hessian is known"
+        assert isinstance(hessian, (DiagonalHessian, SoftmaxHessian)), "checked before this step is chosen"
         self.softmax_hessian = isinstance(hessian, SoftmaxHessian)
         own = hessian.q if isinstance(hessian, SoftmaxHessian) else hessian.h
         self.H = np.ascontiguousarray(own.numpy().T)  # (c, N)
@@ -260,8 +260,8 @@ class ProxNewtonDescent(BlockDescent):
         self.scales[:] = np.maximum(0.9 * self.scales, mean[at.index[2]])
         self.D[:] = 0.0
         R = self.R.copy()
-        model = (R, self.H, self.softmax_hessian, self.mass, self.scales, self.D)
-        weights = (self.beta, self.Z, self.gradient_correction)
+        model: tuple[Any, ...] = (R, self.H, self.softmax_hessian, self.mass, self.scales, self.D)
+        weights: tuple[Any, ...] = (self.beta, self.Z, self.gradient_correction)
         compiled.prox_newton_sweep(groups, at.index, at.data, at.spectra, *weights, *model)
         step, noise = self.Z[groups] - start, 1e-14 * abs(before)
         t = 1.0

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from convexformer.gauges import Proximal, Sliced
+from convexformer.losses.hessian import DiagonalHessian, SoftmaxHessian
 from convexformer.objective import Evaluation, Objective
 from convexformer.solvers.base import Solver
 from convexformer.solvers.monitor import Monitor
@@ -70,7 +71,8 @@ class WorkingSet(Solver):
         """Exact blocks where groups are columns, narrow enough for their spectra, and numba is there; else FISTA."""
         penalty, loss = objective.penalty, objective.loss
         assert isinstance(penalty, Sliced)
-        known = loss.quadratic or loss.hessian(at.outputs[:1], objective.targets[:1]) is not None
+        hessian = loss.hessian(at.outputs[:1], objective.targets[:1])
+        known = loss.quadratic or isinstance(hessian, (DiagonalHessian, SoftmaxHessian))
         narrow = objective.weight_shape[-2] <= self.options.widest_token
         if not (penalty.column_groups and compiled.available and known and narrow) or objective.like.is_cuda:
             return AcceleratedStep(objective, Z, self.options)

@@ -1,0 +1,19 @@
+"""The code in the documentation runs as it stands."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+DOCS = Path(__file__).parent.parent / "docs"
+BLOCK = re.compile(r"^```python\n(.*?)^```$", re.M | re.S)
+
+
+@pytest.mark.parametrize("page", ["architecture.md"])
+def test_the_examples_of_a_page_run_one_after_the_other(page, capsys):
+    blocks = BLOCK.findall((DOCS / page).read_text())
+    assert len(blocks) >= 6
+    names: dict[str, object] = {"__name__": "docs"}
+    for number, block in enumerate(blocks):
+        exec(compile(block, f"{page}, block {number}", "exec"), names)
+    assert "solver='auto' takes" in capsys.readouterr().out
