@@ -151,10 +151,32 @@ def full(files: list[str]) -> Suite:
     return Suite(tuple(cases), RATIOS, GOALS, 60.0, probes, 600.0)
 
 
+def sizes(files: list[str]) -> Suite:
+    """For ``--fit-auto``: the same problems at several sizes, two betas, one goal."""
+    cases = []
+    for file in files:
+        for samples in (150, 500, 1500):
+            cases += _cases(file, samples, "attention")
+        for samples in (200, 1000):
+            cases += _cases(file, samples, "attention_l2 mlp")
+        cases += _cases(file, 250, "attention_gated mlp_gated self_attention") + _cases(
+            file, 500, "attention", "squared"
+        )
+        cases += _cases(f"{file}@40", 500, "attention attention_l2 mlp")
+    for samples in (150, 1300):
+        cases += _cases("digits", samples, "attention attention_l2 mlp self_attention")
+    cases += _cases("digits", 400, "attention_gated mlp_gated fno mlp_mixer attention_l2_gated")
+    for name in ("ill_conditioned", "many_classes", "one_token", "wide", "heavy_tails", "imbalanced"):
+        cases += _cases(f"made:{name}", None, "attention attention_l2 mlp")
+    cases += _cases("made:two_classes", None, "attention attention_l2 mlp self_attention")
+    cases += _cases("made:tiny", None, "attention mlp", "cross_entropy", "squared")
+    return Suite(tuple(cases), (0.03, 0.003), (1e-2, 1e-3), 3.0, (), 0.0)
+
+
 def smoke(files: list[str]) -> Suite:
     """Seconds, for the tests: the plumbing."""
     cases = _cases("made:tiny", 60, "attention mlp") + [Case(file, "attention", samples=40) for file in files]
     return Suite(tuple(cases), (0.1, 0.01), (1e-2, 1e-3), 1.0, (("made:tiny", 60),), 20.0)
 
 
-SUITES = {"smoke": smoke, "quick": quick, "default": default, "full": full}
+SUITES = {"smoke": smoke, "sizes": sizes, "quick": quick, "default": default, "full": full}
