@@ -163,7 +163,7 @@ def figure(entries: list[dict[str, Any]], path: Path, most: int = 24) -> None:
     columns = min(4, len(entries))
     rows = math.ceil(len(entries) / columns)
     canvas = Figure(figsize=(3.3 * columns, 2.5 * rows + 0.6), layout="constrained")
-    panels = canvas.subplots(rows, columns, sharex=True, squeeze=False).flatten()
+    panels = canvas.subplots(rows, columns, sharex=True, sharey=True, squeeze=False).flatten()
     colours = _colours(entries)
     for panel, entry in zip(panels, entries, strict=False):
         ratios = sorted({row["ratio"] for row in entry["cold"]}, reverse=True)
@@ -180,6 +180,8 @@ def figure(entries: list[dict[str, Any]], path: Path, most: int = 24) -> None:
             ]
             panel.plot(*(zip(*late, strict=True) if late else ((), ())), "x", color=colours[tool], markersize=6)
         panel.set(xscale="log", yscale="log")
+        panel.xaxis.set_major_formatter("{x:g}")
+        panel.yaxis.set_major_formatter("{x:g}")
         panel.set_title(entry["name"], fontsize=8)
         panel.invert_xaxis() if panel is panels[0] else None
         panel.grid(True, alpha=0.25, linewidth=0.5)
@@ -187,7 +189,7 @@ def figure(entries: list[dict[str, Any]], path: Path, most: int = 24) -> None:
     for panel in panels[len(entries) :]:
         panel.set_visible(False)
     canvas.supxlabel("beta / beta_max", fontsize=9)
-    canvas.supylabel("CPU seconds to a certified gap of 1e-3 (cross: not reached)", fontsize=9)
+    canvas.supylabel("CPU seconds to 1e-3 (cross: not reached)", fontsize=9)
     handles = {h.get_label(): h for panel in panels for h in panel.get_legend_handles_labels()[0]}
     canvas.legend(
         handles.values(), handles.keys(), loc="outside upper center", ncols=len(handles), fontsize=8, frameon=False

@@ -37,7 +37,7 @@ from convexformer.path import walk
 from convexformer.solvers import SOLVERS, cost
 
 torch.set_num_threads(int(THREADS))
-REPEAT_BELOW = 1.0  # CPU seconds under which a solve is repeated; the least counts
+REPEAT_BELOW = 0.5  # CPU seconds under which a solve is repeated; the least counts
 BUSY = 4  # a limit is one of CPU seconds; wall seconds may be so many times more on a busy machine
 
 
