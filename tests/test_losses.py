@@ -1,6 +1,8 @@
 """Losses: the contract, the conjugate table, and values at the ends of the range."""
 
 import math
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -8,13 +10,25 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cases import LOSSES, labels, probabilities
+from cases import LOSSES, LossCase, labels, probabilities, real, signs
 from convexformer.losses import LOSSES as REGISTRY
-from convexformer.losses import CrossEntropy, Huber, Logistic, Squared, SquaredHinge
+from convexformer.losses import (
+    CrossEntropy,
+    DiagonalHessian,
+    Huber,
+    Logistic,
+    Loss,
+    SoftmaxHessian,
+    Squared,
+    SquaredHinge,
+    softmax_intercept,
+)
+from convexformer.rows import LOCAL, Rows
 from convexformer.testing import check_loss
 from reference import sample_loss
 
 CASES = pytest.mark.parametrize("case", LOSSES.values(), ids=LOSSES.keys())
+EPS = torch.finfo(torch.float64).eps
 
 
 def rows(*values):
@@ -127,7 +141,7 @@ def test_the_best_dual_scale_of_the_squared_loss_is_a_projection():
 
 @pytest.mark.parametrize("loss", [Logistic(), CrossEntropy()], ids=str)
 def test_huge_outputs_do_not_overflow(loss):
-    Y = loss.encode(torch.tensor([1, 0, 1])) if loss.name == "cross_entropy" else rows(1.0, -1.0, 1.0)
+    Y = loss.encode(torch.tensor([1, 0, 1])) if loss.class_labels else rows(1.0, -1.0, 1.0)
     F = 1e5 * (1 - 2 * Y) / Y.shape[1]  # as wrong as can be
     assert torch.isfinite(loss.value(F, Y)).all()
     assert torch.isfinite(loss.conjugate(loss.gradient(F, Y), Y)).all()
@@ -157,3 +171,344 @@ def test_float32_dual_points_stay_in_the_domain(name):
     U, w = case.loss.gradient(F, Y), torch.ones(50)
     for limit in (0.1, 0.7, 1.0, math.inf):
         assert torch.isfinite(case.loss.conjugate(case.loss.dual_scale(U, Y, w, limit) * U, Y)).all()
+
+
+# ---------------------------------------------------------------------- Hessians
+
+
+def test_hessians_are_the_matrices_they_stand_for():
+    generator = torch.Generator().manual_seed(0)
+    q, D = (torch.randn(5, 3, generator=generator).double() for _ in range(2))
+    softmax, diagonal = SoftmaxHessian(q.softmax(1)), DiagonalHessian(q.square())
+    for row in range(5):
+        p = q[row].softmax(0)
+        H = torch.diag(p) - torch.outer(p, p)
+        assert torch.allclose(softmax.product(D)[row], H @ D[row])
+        assert torch.allclose(softmax.diagonal()[row], H.diagonal())
+        assert torch.allclose(diagonal.product(D)[row], torch.diag(q[row] ** 2) @ D[row])
+    assert torch.equal(diagonal.diagonal(), q.square())
+
+
+def test_flags_say_what_solvers_ask():
+    assert [loss.name for loss in (case.loss for case in LOSSES.values()) if loss.quadratic] == ["squared", "squared"]
+    assert {case.loss.name for case in LOSSES.values() if case.loss.class_labels} == {"cross_entropy"}
+    assert {case.loss.name for case in LOSSES.values() if not case.loss.separable} == {"cross_entropy"}
+
+
+# ---------------------------------------------------------------------- a loss of the user's own
+
+
+class RowDistance(Loss):
+    """``L = sqrt(1 + |f - y|^2) - 1`` of the whole row: neither separable nor a softmax.
+
+    ``L*(u, y) = 1 - sqrt(1 - |u|^2) + <u, y>`` on ``|u| <= 1``.
+    """
+
+    name, curvature = "row_distance", 1.0
+
+    def encode(self, Y):
+        return Y.double().reshape(len(Y), -1)
+
+    def value(self, F, Y):
+        square = (F - Y).square().sum(1)
+        return square / (1 + (1 + square).sqrt())
+
+    def gradient(self, F, Y):
+        return (F - Y) / (1 + (F - Y).square().sum(1, keepdim=True)).sqrt()
+
+    def conjugate(self, U, Y):
+        square = U.square().sum(1)
+        inside = 1 - (1 - square.clamp_max(1)).sqrt() + (U * Y).sum(1)
+        return torch.where(square <= 1 + 1e-12, inside, math.inf)
+
+
+@settings(max_examples=15)
+@given(seed=st.integers(0, 10_000), c=st.integers(1, 4))
+def test_a_loss_with_nothing_but_the_basics_keeps_the_contract(seed, c):
+    check_loss(RowDistance(), np.random.default_rng(seed).standard_normal((9, c)), seed)
+
+
+@given(seed=st.integers(0, 10_000), exponent=st.floats(-6, 4))
+def test_hessian_products_by_differences(seed, exponent):
+    rng = np.random.default_rng(seed)
+    Y, F = torch.from_numpy(rng.standard_normal((6, 3))), torch.from_numpy(3 * rng.standard_normal((6, 3)))
+    D = torch.from_numpy(10**exponent * rng.standard_normal((6, 3)))
+    D[0] = 0
+    r, root = F - Y, (1 + (F - Y).square().sum(1, keepdim=True)).sqrt()
+    exact = D / root - r * (r * D).sum(1, keepdim=True) / root**3
+    found = RowDistance().hessian_product(F, Y, D)
+    assert torch.allclose(found, exact, rtol=1e-7, atol=1e-8 * 10**exponent)
+    assert torch.equal(found[0], torch.zeros(3).double())
+
+
+@pytest.mark.parametrize("c", [1, 3, 40])  # 40 outputs: by conjugate gradients
+@settings(max_examples=20)
+@given(seed=st.integers(0, 10_000))
+def test_the_default_intercept_is_exact_from_far_away(c, seed):
+    rng = np.random.default_rng(seed)
+    F, Y = (torch.from_numpy(scale * rng.standard_normal((60, c))) for scale in (1.0, 10.0))
+    w, start = torch.from_numpy(10 ** rng.uniform(-3, 3, 60)), torch.from_numpy(rng.uniform(-1e3, 1e3, c))
+    loss = RowDistance()
+    calls = count(loss)
+    b = loss.best_intercept(F, Y, w, start)
+    assert len(calls) <= 200 + 2 * 50 * 200
+    V = w[:, None] * loss.gradient(F + b, Y)
+    assert float(V.sum(0).abs().max()) <= 1e-11 * float(V.abs().sum())
+
+
+@CASES
+@settings(max_examples=15)
+@given(seed=st.integers(0, 10_000), start=st.floats(-100, 100))
+def test_the_default_intercept_is_that_of_the_loss(case, seed, start):
+    rng = np.random.default_rng(seed)
+    F, Y, w = problem(case, rng, 12, 3.0)
+    first = torch.full(Y.shape[1:], start).double()
+    own, default = case.loss.best_intercept(F, Y, w, first), Loss.best_intercept(case.loss, F, Y, w, first)
+    values = [float((w * case.loss.value(F + b, Y)).sum()) for b in (own, default)]
+    assert values[1] == pytest.approx(values[0], rel=1e-12, abs=1e-12)
+
+
+def problem(case, rng, n, scale=1.0):
+    """Outputs, encoded targets and weights."""
+    Y = case.loss.encode(torch.from_numpy(case.targets(rng, n)))
+    return torch.from_numpy(scale * rng.standard_normal(tuple(Y.shape))), Y, torch.from_numpy(rng.uniform(0.1, 2, n))
+
+
+def count(loss):
+    """Record every call of the gradient of this instance."""
+    calls, gradient = [], loss.gradient
+
+    def counted(F, Y):
+        calls.append(F)
+        return gradient(F, Y)
+
+    loss.gradient = counted
+    return calls
+
+
+# ---------------------------------------------------------------------- intercepts at the ends of the range
+
+
+def test_the_intercept_of_a_saturated_logistic_loss():
+    F, Y, w = rows(0.0, 0.0), rows(-1.0, 1.0), torch.tensor([1e4, 1.0]).double()
+    for start in (800.0, -800.0, 0.0, 1e300, -1e300, math.inf, math.nan):
+        b = Logistic().best_intercept(F, Y, w, torch.tensor([start], dtype=torch.float64))
+        assert float(b) == pytest.approx(-math.log(1e4), rel=1e-14)
+
+
+@pytest.mark.parametrize("make", [Logistic, Huber, lambda: Huber(1e-3), SquaredHinge])
+def test_intercepts_are_roots_whatever_the_weights_offsets_and_starts(make):
+    loss = make()
+    calls = count(loss)
+    for seed in range(400):
+        F, Y, w, start = far_out(seed)
+        calls.clear()
+        b = loss.best_intercept(F, Y, w, start)
+        assert len(calls) <= 100
+        assert is_root(loss, F, Y, w, b), f"seed {seed}"
+
+
+def far_out(seed):
+    """Weights from 1e-6 to 1e6, outputs and a start up to 1e3 away."""
+    rng = np.random.default_rng(seed)
+    n = int(rng.integers(2, 30))
+    F = 10 ** rng.uniform(-2, 2) * rng.standard_normal(n) + rng.uniform(-1e3, 1e3)
+    y = np.concatenate([[-1.0, 1.0], rng.choice([-1.0, 1.0], n - 2)])
+    return (
+        rows(*F),
+        rows(*y),
+        torch.from_numpy(10 ** rng.uniform(-6, 6, n)),
+        torch.from_numpy(rng.uniform(-1e3, 1e3, 1)),
+    )
+
+
+def is_root(loss, F, Y, w, b):
+    """The weighted sum of gradients vanishes up to rounding, or changes sign within the rounding of the outputs."""
+    V = w[:, None] * loss.gradient(F + b, Y)
+    reach = 4 * EPS * (1 + F.abs().max() + b.abs().max())
+    below, above = ((w[:, None] * loss.gradient(F + b + d, Y)).sum(0) for d in (-reach, reach))
+    return bool(((V.sum(0).abs() <= 16 * EPS * V.abs().sum(0)) | ((below <= 0) & (above >= 0))).all())
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_intercepts_of_cross_entropy_are_exact_whatever_the_weights_offsets_and_starts(seed, monkeypatch):
+    calls, slope = [], softmax_intercept.SoftmaxIntercept._slope
+    monkeypatch.setattr(softmax_intercept.SoftmaxIntercept, "_slope", lambda *args: calls.append(0) or slope(*args))
+    rng = np.random.default_rng(seed)
+    c, n = int(rng.integers(2, 7)), int(rng.integers(0, 30))
+    Y = CrossEntropy().encode(torch.from_numpy(labels(rng, n + c, c)))
+    F = torch.from_numpy(10 ** rng.uniform(-2, 2) * rng.standard_normal((n + c, c)) + rng.uniform(-1e3, 1e3, c))
+    w, start = torch.from_numpy(10 ** rng.uniform(-6, 6, n + c)), torch.from_numpy(rng.uniform(-1e3, 1e3, c))
+    b = CrossEntropy().best_intercept(F, Y, w, start)
+    V = w[:, None] * CrossEntropy().gradient(F + b, Y)
+    assert float(V.sum(0).abs().max()) <= 1e-9 * float(V.abs().sum())
+    assert len(calls) <= 400
+
+
+@pytest.mark.parametrize("classes", [3, 40])
+@pytest.mark.parametrize("scale", [1.0, 100.0])
+def test_intercepts_of_many_classes_need_no_hessian(classes, scale, monkeypatch):
+    monkeypatch.setattr(softmax_intercept, "MANY_CLASSES", {"cpu": 2})
+    rng = np.random.default_rng(0)
+    Y = CrossEntropy().encode(torch.from_numpy(labels(rng, 300, classes)))
+    F, w = torch.from_numpy(scale * rng.standard_normal((300, classes))), torch.from_numpy(rng.uniform(0.1, 2, 300))
+    b = CrossEntropy().best_intercept(F, Y, w, torch.zeros(classes).double())
+    V = w[:, None] * CrossEntropy().gradient(F + b, Y)
+    assert float(V.sum(0).abs().max()) <= 1e-11 * float(V.abs().sum())
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("loss", [*(case.loss for case in LOSSES.values()), RowDistance()], ids=str)
+def test_outputs_that_are_not_finite_leave_the_intercept_at_its_start(loss, bad):
+    rng = np.random.default_rng(0)
+    case = next((case for case in LOSSES.values() if case.loss is loss), LOSSES["squared, 2 outputs"])
+    F, Y, w = problem(case, rng, 9)
+    F[4, 0] = bad
+    start = torch.arange(1.0, 1 + F.shape[1]).double()
+    assert torch.equal(loss.best_intercept(F, Y, w, start), start)
+    assert torch.equal(loss.best_intercept(torch.full_like(F, bad), Y, w, start), start)
+
+
+def test_inexact_intercepts_are_not_thrown_out_where_the_sigmoid_saturates():
+    F, Y, w = rows(0.0, 0.0), rows(-1.0, 1.0), torch.tensor([1e4, 1.0]).double()
+    b = Logistic().inexact_intercept(F, Y, w, torch.tensor([800.0]).double())
+    assert 700 < float(b) <= 800
+
+
+# ---------------------------------------------------------------------- balanced dual points
+
+LOSSES_AND_MINE = [*LOSSES.values(), LossCase(RowDistance(), lambda rng, n: real(rng, n, 2))]
+
+
+@pytest.mark.parametrize("case", LOSSES_AND_MINE, ids=lambda case: str(case.loss))
+@settings(max_examples=40)
+@given(seed=st.integers(0, 10_000), exponent=st.floats(-2, 2), spread=st.floats(0, 4), t=st.floats(0, 1))
+def test_any_dual_point_can_be_balanced(case, seed, exponent, spread, t):
+    """Gradients far from any intercept, and mixtures of them: the sum vanishes, and the domain is kept."""
+    rng = np.random.default_rng(seed)
+    F, Y, w = problem(case, rng, 12, 10**exponent)
+    w = w * torch.from_numpy(10 ** rng.uniform(-spread, spread, 12))
+    G = F + torch.from_numpy(10**exponent * rng.standard_normal(F.shape[1]))
+    U = t * case.loss.gradient(G, Y) + (1 - t) * rng.uniform() * case.loss.gradient(F, Y)
+    found = case.loss.balance(U, Y, w)
+    assert torch.isfinite(case.loss.conjugate(found, Y)).all()
+    size = float((w[:, None] * (U.abs() + found.abs())).sum())
+    assert float((w[:, None] * found).sum(0).abs().max()) <= 128 * EPS * size
+
+
+@pytest.mark.parametrize("case", LOSSES_AND_MINE, ids=lambda case: str(case.loss))
+@settings(max_examples=20)
+@given(seed=st.integers(0, 10_000), exponent=st.floats(-12, -3))
+def test_a_point_that_is_nearly_balanced_hardly_moves(case, seed, exponent):
+    rng = np.random.default_rng(seed)
+    F, Y, w = problem(case, rng, 12, 2.0)
+    b = case.loss.best_intercept(F, Y, w, torch.zeros_like(F[0]))
+    exact = case.loss.gradient(F + b, Y)
+    assert torch.allclose(case.loss.balance(exact, Y, w), exact, rtol=1e-12, atol=1e-12)
+    b = b + 10**exponent * torch.from_numpy(rng.standard_normal(len(b)))
+    U = case.loss.gradient(F + b, Y)
+    left = float((w[:, None] * U).sum(0).abs().max())
+    assert float((case.loss.balance(U, Y, w) - U).abs().max()) <= 1e3 * left / float(w.min())
+
+
+@pytest.mark.parametrize("case", LOSSES.values(), ids=LOSSES.keys())
+def test_a_balanced_point_is_left_alone(case):
+    F, Y, w = problem(case, np.random.default_rng(0), 12)
+    U = torch.zeros_like(F)
+    assert case.loss.balance(U, Y, w) is U
+    found = case.loss.balance(case.loss.gradient(F, Y), Y, w)
+    assert torch.allclose(case.loss.balance(found, Y, w), found, rtol=1e-14, atol=1e-14)
+
+
+@pytest.mark.parametrize("loss", [Logistic(), CrossEntropy()], ids=str)
+def test_tiny_gradients_keep_their_digits_when_balanced(loss):
+    """Labels that are all but certain: gradients of 1e-13, whose sum is off by a millionth of that."""
+    rng = np.random.default_rng(0)
+    Y = loss.encode(torch.from_numpy(labels(rng, 20, 3) if loss.class_labels else signs(rng, 20)))
+    F = 30 * Y + torch.from_numpy(0.1 * rng.standard_normal(tuple(Y.shape)))
+    w = torch.ones(20).double()
+    b = loss.best_intercept(F, Y, w, torch.zeros_like(F[0]))
+    U = loss.gradient(F + b + 1e-6 * torch.arange(1.0, 1 + len(b)), Y)
+    found = loss.balance(U, Y, w)
+    assert float(U.abs().max()) < 1e-11
+    assert float((w[:, None] * found).sum(0).abs().max()) <= 16 * EPS * float(U.abs().sum())
+    assert torch.allclose(found, U, rtol=1e-3, atol=0)
+    assert torch.isfinite(loss.conjugate(found, Y)).all()
+
+
+def test_rare_classes_do_not_spoil_the_balance():
+    """A class with a millionth of a millionth of the weight, and a sum that is all wrong."""
+    for loss, Y in ((Logistic(), rows(1.0, -1.0, 1.0)), (CrossEntropy(), torch.eye(3).double())):
+        w = torch.tensor([1.0, 1e-12, 2.0]).double()
+        U = loss.gradient(torch.linspace(3, -2, Y.numel()).double().reshape(Y.shape), Y)
+        found = loss.balance(U, Y, w)
+        assert torch.isfinite(loss.conjugate(found, Y)).all()
+        assert float((w[:, None] * found).sum(0).abs().max()) <= 16 * EPS * float((w[:, None] * found).abs().sum())
+
+
+def test_a_squared_hinge_without_weight_on_one_class_is_balanced_by_zero():
+    Y, w = rows(1.0, 1.0, -1.0), torch.tensor([0.0, 0.0, 1.0]).double()
+    assert not SquaredHinge().balance(rows(-1.0, 0.0, 2.0), Y, w).any()
+
+
+# ---------------------------------------------------------------------- rows in two parts
+
+
+class Part(Rows):
+    """One of two threads that hold half of the rows each; it knows how to add up, and nothing else."""
+
+    def __init__(self, rank, barrier, board):
+        self.rank, self.barrier, self.board = rank, barrier, board
+
+    def sum(self, values):
+        self.board[self.rank] = values.sum(0)
+        self.barrier.wait()
+        total = self.board[0] + self.board[1]
+        self.barrier.wait()  # no part writes before both have read
+        return total
+
+
+def apart(function, *tensors):
+    """Return what ``function(*halves, rows)`` finds in each of two threads."""
+    barrier, board = threading.Barrier(2, timeout=60), [None, None]
+    halves = [[tensor[part] for tensor in tensors] for part in (slice(None, 5), slice(5, None))]
+    with ThreadPoolExecutor(2) as pool:
+        found = [pool.submit(function, *half, Part(rank, barrier, board)) for rank, half in enumerate(halves)]
+        return [future.result() for future in found]
+
+
+@pytest.mark.parametrize("case", LOSSES_AND_MINE, ids=lambda case: str(case.loss))
+@pytest.mark.parametrize("scale", [1.0, 200.0])
+def test_two_parts_find_what_one_finds(case, scale):
+    loss = case.loss
+    F, Y, w = problem(case, np.random.default_rng(3), 14, scale)
+    start = torch.ones_like(F[0])
+    U = loss.gradient(F, Y)
+    b = loss.best_intercept(F, Y, w, start)
+    for found in apart(lambda F, Y, w, rows: loss.best_intercept(F, Y, w, start, rows), F, Y, w):
+        V = w[:, None] * loss.gradient(F + found, Y)
+        assert float(V.sum(0).abs().max()) <= 1e-12 * float(V.abs().sum())
+        if scale == 1.0:  # else the minimum may be flat
+            assert torch.allclose(found, b, rtol=1e-9, atol=1e-9)
+    functions = {
+        "inexact": lambda F, Y, w, U, rows: loss.inexact_intercept(F, Y, w, b + 0.1, rows),
+        "step": lambda F, Y, w, U, rows: loss.intercept_step(F, Y, w, start, rows),
+        "scale": lambda F, Y, w, U, rows: torch.tensor(loss.dual_scale(U, Y, w, 0.8, rows), dtype=torch.float64),
+        "check": lambda F, Y, w, U, rows: loss.check_intercept(Y, w, rows) or torch.zeros(()),
+    }
+    for name, function in functions.items():
+        expected = function(F, Y, w, U, LOCAL)
+        for found in apart(function, F, Y, w, U):
+            assert torch.allclose(found, expected, rtol=1e-9, atol=1e-12), name
+    whole = loss.balance(U, Y, w)
+    parts = apart(lambda U, Y, w, rows: loss.balance(U, Y, w, rows), U, Y, w)
+    assert torch.allclose(torch.cat(parts), whole, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("loss", [Logistic(), CrossEntropy()], ids=str)
+def test_a_class_that_only_one_part_holds_is_no_cause_to_complain(loss):
+    Y = loss.encode(torch.tensor([0, 0, 0, 0, 0, 1, 1, 1]) if loss.class_labels else rows(*[-1.0] * 5, *[1.0] * 3))
+    w = torch.ones(8).double()
+    assert apart(loss.check_intercept, Y, w) == [None, None]
+    with pytest.raises(ValueError, match="class"):
+        loss.check_intercept(Y[:5], w[:5])

@@ -27,8 +27,8 @@ INEXACT_STEPS = 2  # Newton steps of an inexact intercept
 class Loss(ABC):
     """A convex loss ``L(f, y)``, differentiable in ``f``, with everything that a solver and a certificate need.
 
-    A subclass needs ``name``, ``curvature``, :meth:`encode`, :meth:`value`, :meth:`gradient` and :meth:`conjugate`. The other
-    methods work for any such loss; override them where the loss knows better.
+    A subclass needs ``name``, ``curvature``, :meth:`encode`, :meth:`value`, :meth:`gradient` and :meth:`conjugate`. The
+    other methods work for any such loss; override them where the loss knows better.
     """
 
     name: ClassVar[str]
@@ -154,17 +154,19 @@ class Loss(ABC):
         """``(R, c)`` a point of the conjugate's domain near ``U`` with ``sum_i w_i u_i = 0`` up to rounding.
 
         That is what the dual of an unpenalised intercept asks for. ``U`` is any point of the domain; the farther from zero
-        its sum ``r``, the looser the result is as a dual point. For a domain of which nothing is known:
-        ``(1 - a) u_i + a grad L(b, y_i)``, a mixture with the dual point of constant outputs ``b`` whose own sum is
-        ``-(1 - a) r / a``; Newton's method finds ``b`` for a small ``a``, and ``a = 1`` with the best constant always serves.
+        its sum ``r``, the looser the result is as a dual point; if the sum is rounding already the result is ``U``. For a
+        domain of which nothing is known: ``(1 - a) u_i + a grad L(b, y_i)``, a mixture with the dual point of constant
+        outputs ``b`` whose own sum is ``-(1 - a) r / a``; Newton's method finds ``b`` for a small ``a``, and ``a = 1`` with
+        the best constant always serves.
         """
-        r = imbalance(U, w, rows)
+        r = imbalance(U, w, rows, 64.0)
         if r is None:
             return U
         F, zero = torch.zeros_like(U), U.new_zeros(U.shape[1])
         best = self.best_intercept(F, Y, w, zero, rows)
         unit = torch.eye(len(zero), dtype=U.dtype, device=U.device)
         H = torch.stack([rows.weighted(w, self.hessian_product(F + best, Y, e.expand_as(F))) for e in unit])
+        inverse = torch.linalg.pinv(0.5 * (H + H.T), hermitian=True)
         reach = rows.weighted(w, self.gradient(F + best, Y).abs()).sum()
         for share in (1e-2, 0.1, 0.5):  # how far the constant's sum is moved, as a fraction of its moduli
             a = float((r.abs().sum() / (r.abs().sum() + share * reach)).clamp_max(1.0))
@@ -173,9 +175,9 @@ class Loss(ABC):
                 C = self.gradient(F + b, Y)
                 left = (1 - a) * r + a * rows.weighted(w, C)
                 found = (1 - a) * U + a * C
-                if imbalance(found, w, rows, 16.0) is None:
+                if imbalance(found, w, rows, 64.0) is None:
                     return found
-                b = b - torch.linalg.lstsq(H, (left / a)[:, None]).solution[:, 0]
+                b = b - inverse @ (left / a)
         return self.gradient(F + best, Y)
 
     # ------------------------------------------------------------------ files

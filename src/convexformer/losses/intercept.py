@@ -53,7 +53,8 @@ def increasing_roots(
         if not bool((h_there.abs() <= torch.maximum(0.5 * h.abs(), rounding)).all()):
             break
         b, h = trial, h_there
-    return _bracketed_roots(slope, bend, b, reach()) if bool(torch.isfinite(reach())) else start
+    farthest = reach()
+    return _bracketed_roots(slope, bend, finite(b), farthest) if bool(torch.isfinite(farthest)) else start
 
 
 def _bracketed_roots(
@@ -101,12 +102,13 @@ def trust_region_newton(
 ) -> Tensor:
     """Minimise a smooth convex function of ``b: (c,)`` by Newton's method in a trust region.
 
-    ``slope(b)`` returns the gradient and the sum of the moduli of its terms; ``hessian(b)``, called at the point
-    of the last slope, a matrix or products with it; ``reach()`` bounds the data, in units of ``b``. A step is taken if the value
-    decreases sufficiently, or if it halves the slope and does not increase the value: near the minimum that is all rounding.
+    ``slope(b)`` returns the gradient and the sum of the moduli of its terms; ``hessian(b)``, called at the point of the last
+    slope, a matrix or products with it; ``reach()`` bounds the data, in units of ``b``. A step is taken if the value
+    decreases sufficiently, or if it halves the slope and increases the value by rounding only: near the minimum it may.
     """
     eps = torch.finfo(start.dtype).eps
-    b, radius, evaluations = start, 1 + float(start.norm()), 1
+    b, evaluations = finite(start), 1
+    radius = 1 + float(b.norm())
     g, size = slope(b)
     here = float(value(b))
     while math.isfinite(here) and bool(g.abs().max() > 4 * eps * size):
@@ -133,6 +135,11 @@ def trust_region_newton(
     return b
 
 
+def finite(b: Tensor) -> Tensor:
+    """Return a point with zeros where it is not finite."""
+    return b.nan_to_num(0.0, 0.0, 0.0)
+
+
 def rounded_slope(b: Tensor, size: float, reach: Callable[[], Tensor]) -> float:
     """Bound what rounding outputs and intercept leaves of a slope whose terms have moduli of sum ``size``."""
     return 4 * torch.finfo(b.dtype).eps * (1 + float(reach()) + float(b.abs().max())) * size
@@ -143,8 +150,8 @@ def _trust_region_solver(
 ) -> Callable[[float], tuple[Tensor, float]]:
     """Return ``radius -> step, predicted decrease``: the minimiser of ``<g, s> + 1/2 <s, H s>`` over ``|s| <= radius``.
 
-    By an eigendecomposition of a matrix, where parts of ``g`` below ``noise`` count as zero: else a loss that does not change
-    under some shifts would drift along them. From products roughly, by conjugate gradients that stop at the boundary.
+    By an eigendecomposition of a matrix, where parts of ``g`` below ``noise`` count as zero: else a loss that does not
+    change under some shifts would drift along them. From products roughly, by conjugate gradients that stop at the boundary.
     """
     if not isinstance(H, Tensor):
         return partial(_steihaug, H, g)

@@ -34,7 +34,7 @@ class Logistic(SeparableLoss):
     def check_intercept(self, Y: Tensor, w: Tensor, rows: Rows = LOCAL) -> None:
         """Both classes need some weight, or the intercept goes to infinity."""
         for label in (-1.0, 1.0):
-            if not bool(rows.weighted(w, (label == Y).to(w.dtype)) > 0):
+            if not bool(rows.weighted(w, torch.eq(Y, label).to(w.dtype)) > 0):
                 raise ValueError(
                     f"class {label:+.0f} has no sample of positive weight, so the best intercept is infinite. "
                     "Give both classes some weight or use intercept=False."
@@ -74,7 +74,7 @@ class Logistic(SeparableLoss):
         r = imbalance(U, w, rows)
         if r is None:
             return U
-        mass = torch.cat([rows.weighted(w, (label == Y).to(w.dtype)) for label in (1.0, -1.0)])
+        mass = torch.cat([rows.weighted(w, torch.eq(Y, label).to(w.dtype)) for label in (1.0, -1.0)])
         a, q, others = mix_with_constant(torch.cat([r, -r]), mass, rows.sum(w))
         return torch.lerp(U, torch.where(Y > 0, -others[0], q[0]), a)
 

@@ -10,9 +10,9 @@ def mix_with_constant(r: Tensor, mass: Tensor, total: Tensor) -> tuple[Tensor, T
     """Return ``a`` in [0, 1], and ``q: (c,)`` in the simplex with ``(1 - a) r + a (total q - mass) = 0``, and ``1 - q``.
 
     ``r = sum_i w_i u_i`` and ``mass = sum_i w_i y_i`` are of shape ``(c,)`` and ``total = sum_i w_i``, so
-    ``(1 - a) u_i + a (q - y_i)``, a mixture with the dual point of a constant predictor, has sum zero and stays in the domain.
-    That is ``q = (mass - r / rho) / total`` with ``rho = a / (1 - a)``. Nonnegative needs ``rho >= max_l r_l / mass_l``;
-    twice as much is taken, which keeps every ``q_l`` above half of that class's frequency.
+    ``(1 - a) u_i + a (q - y_i)``, a mixture with the dual point of a constant predictor, has sum zero and stays in the
+    domain. That is ``q = (mass - r / rho) / total`` with ``rho = a / (1 - a)``. Nonnegative needs
+    ``rho >= max_l r_l / mass_l``; twice as much is taken, which keeps every ``q_l`` above half of that class's frequency.
     """
     tiny = torch.finfo(r.dtype).tiny
     rho = (2 * r.clamp_min(0) / mass.clamp_min(tiny)).amax().clamp(tiny, 1 / tiny)

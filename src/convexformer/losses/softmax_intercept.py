@@ -10,7 +10,7 @@ from typing import final
 import torch
 from torch import Tensor
 
-from convexformer.losses.intercept import SUFFICIENT_DECREASE, trust_region_newton
+from convexformer.losses.intercept import SUFFICIENT_DECREASE, finite, trust_region_newton
 from convexformer.rows import LOCAL, Rows
 
 MANY_CLASSES = {"cpu": 256, "cuda": 1024}  # beyond this the Hessian of the intercept is used through products only
@@ -47,7 +47,8 @@ class SoftmaxIntercept:
         linear; divided by a temperature they make it smooth, and each solution starts the next (the epsilon-scaling of
         optimal transport). What those temperatures leave to do, if anything, is done in a trust region.
         """
-        b, found = self._newton(start - start.mean(), PLAIN_STEPS)
+        b = finite(start)
+        b, found = self._newton(b - b.mean(), PLAIN_STEPS)
         spread = 0.0 if found else float(self.rows.bound(self.F.amax(0) - self.F.amin(0)))
         if found or not math.isfinite(spread):
             return b if found else start

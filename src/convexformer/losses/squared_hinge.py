@@ -54,7 +54,7 @@ class SquaredHinge(QuadraticConjugateLoss):
         r = imbalance(U, w, rows)
         if r is None:
             return U
-        shifted = (r.sign() == Y).to(U.dtype)
+        shifted = torch.eq(Y, r.sign()).to(U.dtype)
         mass = rows.weighted(w, shifted)
         return torch.where(mass > 0, U - shifted * (r / mass), torch.where(r == 0, U, 0.0))
 
