@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import convexformer as cf
+from convexformer.solvers.cost import anisotropy
 
 FOLDER = Path(__file__).parent.parent / "benchmarks" / "real"
 MODULES = ("data", "cases", "peers", "report", "race", "fit", "run")
@@ -110,19 +111,20 @@ def test_the_verdict_compares_auto_with_the_best_solver(real):
 
 
 def test_fitted_prices_choose_the_cheaper_solver(real):
-    Terms = real["fit"].Terms
+    Counts, Prices = real["fit"].Counts, real["fit"].Prices
     rng = np.random.default_rng(0)
-    truth = {"fista": Terms(0.1, 50.0), "working_set": Terms(0.5, 5.0)}
+    truth = {"fista": Prices(0.1, 50.0, power=0.5), "working_set": Prices(0.5, 5.0)}
     rows = []
-    for products in 10.0 ** rng.uniform(-4, 0, 40):
-        counts = Terms(products=products)
-        seconds = {name: counts.dot(prices) * rng.uniform(0.9, 1.1) for name, prices in truth.items()}
+    for products, unequal in 10.0 ** rng.uniform((-4, 0), (0, 1), (60, 2)):
+        counts = Counts(products=products, anisotropy=unequal)
+        seconds = {name: prices.seconds(counts) * rng.uniform(0.9, 1.1) for name, prices in truth.items()}
         rows.append({"name": "made up", "kind": "groups", "counts": counts, "seconds": seconds})
-    prices = real["fit"].fit(rows)
-    for name, terms in truth.items():
-        assert prices["groups"][name].overhead == pytest.approx(terms.overhead, rel=0.1)
-        assert prices["groups"][name].products == pytest.approx(terms.products, rel=0.1)
-    assert real["fit"].judge(rows, prices)[0][0] < 1.25
+    prices = real["fit"].fit(rows)["groups"]
+    for name, true in truth.items():
+        assert prices[name].power == true.power
+        assert prices[name].overhead == pytest.approx(true.overhead, rel=0.1)
+        assert prices[name].products == pytest.approx(true.products, rel=0.1)
+    assert real["fit"].judge(rows, {"groups": prices})[0][0] < 1.3
 
 
 def test_a_smoke_run_writes_table_numbers_and_figure(tmp_path, file):
@@ -142,7 +144,7 @@ def test_a_smoke_run_writes_table_numbers_and_figure(tmp_path, file):
     assert (tmp_path / "real.png").stat().st_size > 10_000
     again = run(["--fit-auto", str(tmp_path / "real.json")])
     assert again.returncode == 0, again.stderr
-    assert '"fista": Terms(' in again.stdout
+    assert '"fista": Prices(' in again.stdout
 
 
 def test_only_restricts_what_it_names(real):
@@ -161,3 +163,14 @@ def test_auto_explains_its_prediction():
     text = cf.solvers.explain(problem)
     assert "predicted" in text
     assert "products" in text
+
+
+@pytest.mark.parametrize("spread", [0.0, 2.0])
+def test_anisotropy_is_one_for_equal_singular_values_and_large_for_unequal_ones(spread):
+    rng = np.random.default_rng(0)
+    Q = np.linalg.qr(rng.standard_normal((400, 60)))[0] * np.arange(1, 61) ** -spread
+    objective = cf.Problem("attention", Q.reshape(400, 6, 10), rng.standard_normal((400, 8)), beta=1.0).objective
+    squares = np.arange(1.0, 61) ** (-2 * spread)
+    exact = 60 * np.square(squares).sum() / squares.sum() ** 2
+    assert anisotropy(objective) == pytest.approx(exact, rel=0.35)
+    assert anisotropy(objective.at(2.0)) == anisotropy(objective)

@@ -153,20 +153,23 @@ def full(files: list[str]) -> Suite:
 
 def sizes(files: list[str]) -> Suite:
     """For ``--fit-auto``: the same problems at several sizes, two betas, one goal."""
-    cases = []
+    cases = _cases("made:tiny", None, "attention mlp", "cross_entropy", "squared")
+    cases += _cases("digits", 150, "attention") + _cases("digits", 300, "attention_l2 mlp self_attention fno mlp_gated")
     for file in files:
-        cases += _cases(file, 150, "attention attention_gated mlp") + _cases(file, 600, "attention")
-        cases += _cases(file, 200, "attention_l2 self_attention") + _cases(file, 1000, "mlp")
-        cases += _cases(f"{file}@40", 400, "attention mlp")
-    cases += _cases("digits", 150, "attention") + _cases("digits", 800, "attention")
-    cases += _cases("digits", 300, "attention_l2 mlp self_attention fno mlp_gated")
-    for name in ("ill_conditioned", "many_classes", "one_token", "wide", "heavy_tails", "imbalanced"):
+        cases += _cases(file, 150, "attention mlp") + _cases(file, 200, "attention_l2 self_attention")
+    for name in ("ill_conditioned", "many_classes", "one_token", "heavy_tails", "imbalanced", "wide"):
         cases += _cases(f"made:{name}", None, "attention mlp")
-    for name in ("ill_conditioned", "many_classes", "wide"):
+    cases += _cases("made:two_classes", None, "attention mlp attention_l2") + _cases("digits", 800, "attention")
+    for name in ("ill_conditioned", "many_classes"):
         cases += _cases(f"made:{name}", None, "attention_l2")
-    cases += _cases("made:two_classes", None, "attention mlp")
-    cases += _cases("made:tiny", None, "attention mlp", "cross_entropy", "squared")
-    return Suite(tuple(cases), (0.03, 0.003), (1e-2, 1e-3), 2.0, (), 0.0)
+    for file in files:
+        cases += _cases(file, 600, "attention") + _cases(file, 1000, "mlp")
+        cases += _cases(f"{file}@40", 400, "attention mlp") + _cases(file, 300, "attention", "squared")
+    cases += _cases("made:large", None, "attention attention_l2 mlp") + _cases(
+        "made:large", None, "attention", "squared"
+    )
+    cases += _cases("digits", None, "attention", "squared")
+    return Suite(tuple(cases), (0.03, 0.003), (1e-2, 1e-3), 4.0, (), 0.0)
 
 
 def smoke(files: list[str]) -> Suite:

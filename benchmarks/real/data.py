@@ -190,5 +190,6 @@ MADE_UP = {
     "wide": lambda rng: _planted(rng, 300, 4, 1024, 5),
     "heavy_tails": lambda rng: _planted(rng, 600, 12, 32, 6, correlation=0.95, freedom=2.5),
     "imbalanced": lambda rng: _planted(rng, 800, 12, 32, 8, imbalance=200.0),
+    "large": lambda rng: _planted(rng, 2000, 48, 48, 10, correlation=0.7),
     "tiny": lambda rng: _planted(rng, 200, 20, 8, 3),
 }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from dataclasses import astuple, fields
+from dataclasses import asdict, replace
 from typing import Any
 
 import numpy as np
@@ -12,10 +12,14 @@ from report import NEGLIGIBLE, pooled
 from scipy.optimize import nnls
 
 from cases import MAIN_GOAL
-from convexformer.solvers.cost import PRICES, Terms
+from convexformer.solvers.cost import PRICED, PRICES, Counts, Prices
 
 GOAL = f"{MAIN_GOAL:g}"
-NAMES = [field.name for field in fields(Terms)]
+POWERS = (0.0, 0.25, 0.5, 0.75)
+UNPRICED = (
+    "nuclear, bilinear",
+)  # their cost depends on the rank, which nobody knows before: ``auto`` has a rule for them
+FACTORS = 2.0 ** np.linspace(-1, 1, 17)
 
 
 def observations(runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -26,7 +30,7 @@ def observations(runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
     for run in runs:
         for entry in run["entries"]:
             facts = entry["facts"].get("features")
-            if not facts:
+            if not facts or facts["kind"] in UNPRICED:
                 continue
             for ratio in sorted({row["ratio"] for row in entry["cold"]}, reverse=True):
                 seconds = {}
@@ -36,39 +40,63 @@ def observations(runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
                     done = row["seconds"].get(GOAL)
                     seconds[tool] = done if done is not None else 2 * row.get("total", run["limit"])
                 if seconds:
-                    counts = Terms(**facts["terms"])
-                    rows.append(
-                        {"name": f"{entry['name']}, {ratio:g}", "kind": facts["kind"], "counts": counts}
-                        | {"seconds": seconds}
-                    )
+                    name, counts = f"{entry['name']}, {ratio:g}", Counts(**facts["counts"])
+                    rows.append({"name": name, "kind": facts["kind"], "counts": counts, "seconds": seconds})
     return rows
 
 
-def fit(rows: list[dict[str, Any]]) -> dict[str, dict[str, Terms]]:
-    """Prices by kind and solver: the nonnegative ones of least squared relative error."""
-    groups: dict[tuple[str, str], list[tuple[Terms, float]]] = defaultdict(list)
+def fit(rows: list[dict[str, Any]]) -> dict[str, dict[str, Prices]]:
+    """Prices by kind and solver: nonnegative, and of least squared error in the logarithm."""
+    groups: dict[tuple[str, str], list[tuple[Counts, float]]] = defaultdict(list)
     for row in rows:
         for solver, seconds in row["seconds"].items():
             groups[row["kind"], solver].append((row["counts"], seconds))
-    prices: dict[str, dict[str, Terms]] = defaultdict(dict)
+    prices: dict[str, dict[str, Prices]] = defaultdict(dict)
     for (kind, solver), pairs in sorted(groups.items()):
-        A = np.array([astuple(counts) for counts, _ in pairs])
         t = np.array([seconds for _, seconds in pairs])
-        # iteratively reweighted towards symmetric errors in the logarithm: 1/t alone rewards predictions that are too low
-        scale = t.copy()
-        for _ in range(20):
-            x, _ = nnls(A / scale[:, None], t / scale)
-            scale = np.sqrt(t * np.maximum(A @ x, 1e-3 * t))
-        prices[kind][solver] = Terms(*(float(f"{value:.2g}") for value in x))
+        prices[kind][solver] = min((_fit_one(pairs, t, power) for power in POWERS), key=lambda found: found[0])[1]
+    for kind in prices:
+        _settle(prices, kind, [row for row in rows if row["kind"] == kind])
     return dict(prices)
 
 
-def judge(rows: list[dict[str, Any]], prices: dict[str, dict[str, Terms]]) -> list[tuple[float, str, str, str]]:
+def _settle(prices: dict[str, dict[str, Prices]], kind: str, rows: list[dict[str, Any]]) -> None:
+    """Scale each solver's prices by the factor, near one, at which the choices are best: what a wrong choice costs is
+    not what a wrong prediction costs.
+    """
+    for solver, found in prices[kind].items():
+        scaled = {factor: _scaled(found, factor) for factor in FACTORS}
+
+        def regret(factor: float, solver: str = solver, scaled: dict[float, Prices] = scaled) -> float:
+            tried = {kind: {**prices[kind], solver: scaled[factor]}}
+            return sum(math.log(row[0]) for row in judge(rows, tried)) + 0.1 * len(rows) * math.log(factor) ** 2
+
+        prices[kind][solver] = scaled[min(FACTORS, key=regret)]
+
+
+def _scaled(prices: Prices, factor: float) -> Prices:
+    given = {name: float(f"{factor * getattr(prices, name):.2g}") for name in PRICED}
+    return replace(prices, **given)
+
+
+def _fit_one(pairs: list[tuple[Counts, float]], t: np.ndarray, power: float) -> tuple[float, Prices]:
+    """The error and the prices for one power of the anisotropy; rows reweighted until errors count in the logarithm."""
+    A = np.array([[getattr(counts, name) for name in PRICED] for counts, _ in pairs])
+    A = A * np.array([counts.anisotropy**power for counts, _ in pairs])[:, None]
+    scale = t.copy()
+    for _ in range(20):
+        x, _ = nnls(A / scale[:, None], t / scale)
+        scale = np.sqrt(t * np.maximum(A @ x, 1e-3 * t))
+    error = float(np.square(np.log(np.maximum(A @ x, 1e-9) / t)).sum())
+    return error, Prices(*(float(f"{value:.2g}") for value in x), power=power)
+
+
+def judge(rows: list[dict[str, Any]], prices: dict[str, dict[str, Prices]]) -> list[tuple[float, str, str, str]]:
     """For each row: the chosen solver's seconds over the best one's, with names; worst first."""
     found = []
     for row in rows:
         table = prices.get(row["kind"], {})
-        predicted = {name: row["counts"].dot(table[name]) for name in row["seconds"] if name in table}
+        predicted = {name: table[name].seconds(row["counts"]) for name in row["seconds"] if name in table}
         if not predicted:
             continue
         chosen = min(predicted, key=lambda name: predicted[name])
@@ -86,16 +114,12 @@ def report(runs: list[dict[str, Any]]) -> str:
     if not rows:
         return "these runs hold no counts of operations: run the race again"
     prices = fit(rows)
-    lines = ["PRICES: dict[str, dict[str, Terms]] = {"]
+    lines = ["PRICES: dict[str, dict[str, Prices]] = {"]
     for kind, table in prices.items():
         lines.append(f'    "{kind}": {{')
-        for solver, terms in table.items():
-            given = ", ".join(
-                f"{name}={value:g}"
-                for name, value in zip(NAMES, astuple(terms), strict=True)
-                if value or name == "overhead"
-            )
-            lines.append(f'        "{solver}": Terms({given}),')
+        for solver, found in table.items():
+            given = ", ".join(f"{name}={value:g}" for name, value in asdict(found).items() if value)
+            lines.append(f'        "{solver}": Prices({given}),')
         lines.append("    },")
     lines.append("}")
     for title, table in (("these constants", prices), ("the constants in use", PRICES)):

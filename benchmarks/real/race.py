@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import selectors
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -18,7 +20,11 @@ HERE = Path(__file__).parent
 LBFGS, ADAM = "L-BFGS on factors", "Adam"
 PEERS = (LBFGS, ADAM)
 ADAM_HEADS = ("attention", "self_attention")
-GRACE, BUSY = 15.0, 5  # a fit that has no answer after BUSY limits and GRACE wall seconds is one that does not stop
+GRACE, PATIENCE = (
+    5.0,
+    2,
+)  # CPU seconds: a fit that has no answer after PATIENCE limits and GRACE is one that does not stop
+BUSY = 25  # wall seconds of a CPU second on a busy machine, at most
 FIRST = 600.0  # wall seconds for a process to import and compile
 PATH_LIMITS = 3  # a path of five betas may take as long as so many cold fits
 HOPELESS = 0.1  # a solver that ends above this gap at one beta is not asked for smaller ones; ``auto`` always is
@@ -56,13 +62,15 @@ class Worker:
         except BrokenPipeError:
             self.close()
             return {"failed": "its process died"}
-        wall = BUSY * limit + GRACE
-        line = _line(process, wall)
+        allowed = PATIENCE * limit + GRACE
+        line = _line(process, BUSY * allowed, allowed)
         if line:
             return json.loads(line)
         self.close(now=True)
         return {
-            "failed": "its process died" if line == "" else f"did not stop within {wall:.0f} s, asked for {limit:.0f}"
+            "failed": "its process died"
+            if line == ""
+            else f"did not stop within {allowed:.0f} s, asked for {limit:.0f}"
         }
 
     def _start(self) -> subprocess.Popen[str]:
@@ -83,12 +91,25 @@ class Worker:
         self._process = None
 
 
-def _line(process: subprocess.Popen[str], seconds: float) -> str | None:
-    """The next line of a process, empty where it has ended, or None where there is none in time."""
+def _line(process: subprocess.Popen[str], wall: float, cpu: float = math.inf) -> str | None:
+    """The next line of a process, empty where it has ended; None where there is none in that wall and CPU time."""
     assert process.stdout is not None
+    started, used = time.monotonic(), _cpu_seconds(process.pid)
     with selectors.DefaultSelector() as ready:
         ready.register(process.stdout, selectors.EVENT_READ)
-        return process.stdout.readline() if ready.select(seconds) else None
+        while not ready.select(0.2):
+            if time.monotonic() - started > wall or _cpu_seconds(process.pid) - used > cpu:
+                return None
+    return process.stdout.readline()
+
+
+def _cpu_seconds(pid: int) -> float:
+    """CPU seconds that a process has used, where the system tells; else the time of day, a busy machine's worth."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return time.monotonic()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 @dataclass

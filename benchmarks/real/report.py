@@ -131,10 +131,10 @@ def summary(entries: list[dict[str, Any]]) -> str:
     count = lambda status: statuses.count(status)  # noqa: E731
     slow = sum(ratio > 1.2 for ratio, _ in over)
     behind = [v["auto_over_lbfgs"] for v, _ in found if v["auto_over_lbfgs"] is not None]
+    failed = ", ".join(f"{count(status)} {status}" for status in ("STALLED", "MAX_TIME", "DID NOT STOP"))
     lines = [
-        f"auto / best solver at 1e-3: worst {worst:.2f} ({where}), above 1.2 in {slow} of {len(over)} fits; of "
-        f"{len(found)} fits of auto {count('STALLED')} STALLED, {count('MAX_TIME')} MAX_TIME, {count('DID NOT STOP')} did not stop; "
-        f"beta_max not reached: {len(refused)}{' (' + ', '.join(refused) + ')' if refused else ''}."
+        f"auto / best solver at 1e-3: worst {worst:.2f} ({where}), above 1.2 in {slow} of {len(over)} fits. Of {len(found)} "
+        f"fits of auto: {failed}. beta_max not reached: {', '.join(refused) or 'never'}."
     ]
     if behind:
         slower = sum(ratio > 1 for ratio in behind)

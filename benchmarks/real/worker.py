@@ -38,7 +38,7 @@ from convexformer.solvers import SOLVERS, cost
 
 torch.set_num_threads(int(THREADS))
 REPEAT_BELOW = 0.5  # CPU seconds under which a solve is repeated; the least counts
-BUSY = 4  # a limit is one of CPU seconds; wall seconds may be so many times more on a busy machine
+BUSY = 20  # a limit is one of CPU seconds; wall seconds may be so many times more on a busy machine
 
 
 class Bench:
@@ -145,7 +145,7 @@ class Bench:
 
 def features(objective):
     """The counts of operations that ``auto`` predicts from."""
-    return {"kind": cost.kind(objective), "terms": asdict(cost.terms(objective))}
+    return {"kind": cost.kind(objective), "counts": asdict(cost.count(objective))}
 
 
 def warm_up():

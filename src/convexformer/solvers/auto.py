@@ -17,12 +17,13 @@ from convexformer.solvers.working_set import WorkingSet
 SOLVERS: dict[str, Solver] = {solver.name: solver for solver in (Fista(), Staircase(), WorkingSet())}
 
 SELECTION = """
-device  penalty                operator  condition                        solver
-CPU     known to cost.PRICES   any       least predicted seconds          fista, staircase or working_set
-GPU     nuclear norm           bilinear  weights > few_weights            staircase
-GPU     nuclear norm           any       short side of Z > short_side     staircase
-any     anything with a prox   any       otherwise                        fista
-any     anything else          any       otherwise                        the first solver that serves
+device  penalty               operator  condition                        solver
+CPU     nuclear norm          bilinear  weights > few_weights            staircase
+CPU     priced (solvers.cost) any       least predicted seconds          fista, staircase or working_set
+GPU     nuclear norm          bilinear  weights > few_weights            staircase
+GPU     nuclear norm          any       short side of Z > short_side     staircase
+any     anything with a prox  any       otherwise                        fista
+any     anything else         any       otherwise                        the first solver that serves
 """
 
 
@@ -35,10 +36,10 @@ class HasObjective(Protocol):
 @final
 @dataclass(frozen=True)
 class AutoOptions:
-    """Where one solver overtakes another on a GPU; on a CPU that is predicted, see :mod:`convexformer.solvers.cost`."""
+    """Where one solver overtakes another, where that is not predicted (:mod:`convexformer.solvers.cost`)."""
 
     few_weights: int = 1 << 11
-    """Entries of a dense ``Z`` up to which thresholding it is cheaper than factors (benchmarks/gpu_heads.py)."""
+    """Entries of a dense ``Z`` up to which thresholding it is cheaper than factors (benchmarks/heads.py, P4 small)."""
     short_side: int = 16
     """Short side of ``Z`` up to which singular-value thresholding on a GPU is cheaper (benchmarks/gpu_heads.py)."""
 
@@ -49,16 +50,17 @@ def select(objective: Objective, options: AutoOptions = AutoOptions()) -> str:  
     serving = [name for name, reason in missing.items() if reason is None]
     if not serving:
         raise ValueError(f"no solver serves this objective: {'; '.join(f'{n} {r}' for n, r in missing.items())}.")
-    if objective.like.is_cuda:
-        shape = objective.weight_shape
-        bilinear = isinstance(objective.operator, BilinearOperator)
-        pays = math.prod(shape) > options.few_weights if bilinear else min(shape[-2:]) > options.short_side
-        if "staircase" in serving and pays:
-            return "staircase"
+    shape = objective.weight_shape
+    if isinstance(objective.operator, BilinearOperator):
+        pays = math.prod(shape) > options.few_weights
     else:
-        predicted = {name: seconds for name, seconds in predicted_seconds(objective).items() if name in serving}
-        if predicted:
-            return min(predicted, key=lambda name: predicted[name])
+        pays = objective.like.is_cuda and min(shape[-2:]) > options.short_side
+    if "staircase" in serving and pays:
+        return "staircase"
+    predicted = _predicted(objective)
+    priced = [name for name in serving if name in predicted]
+    if priced:
+        return min(priced, key=lambda name: predicted[name])
     return "fista" if "fista" in serving else serving[0]
 
 
@@ -79,7 +81,7 @@ def explain(problem: Objective | HasObjective) -> str:
     """
     objective = problem if isinstance(problem, Objective) else problem.objective
     chosen = select(objective)
-    predicted = {} if objective.like.is_cuda else predicted_seconds(objective)
+    predicted = _predicted(objective)
     lines = [f"solver='auto' takes {chosen!r}: {SOLVERS[chosen].works_on}.", ""]
     for name, solver in SOLVERS.items():
         missing = solver.requires(objective)
@@ -92,6 +94,11 @@ def explain(problem: Objective | HasObjective) -> str:
     if predicted:
         lines += ["", *explain_prediction(objective)]
     return "\n".join([*lines, "", "The first row that applies:", SELECTION.strip("\n"), values])
+
+
+def _predicted(objective: Objective) -> dict[str, float]:
+    """Predicted seconds by solver; none on a GPU, whose prices are others."""
+    return {} if objective.like.is_cuda else predicted_seconds(objective)
 
 
 def _or(names: list[str]) -> str:
