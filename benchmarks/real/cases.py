@@ -113,13 +113,12 @@ def quick(files: list[str]) -> Suite:
     """About three minutes: subsets, the heads that users try first, three betas."""
     cases = []
     for file in files:
-        cases += _cases(file, 400, "attention attention_l2 mlp self_attention")
+        cases += _cases(file, 300, "attention mlp")
     for file in files[-1:]:
-        cases += _cases(f"{file}@20", 400, "attention mlp")
-    cases += _cases("digits", 400, "attention attention_gated attention_l2 mlp mlp_gated self_attention fno")
-    cases += _cases("made:ill_conditioned", None, "attention mlp")
-    cases += _cases("made:tiny", None, "attention", "squared")
-    return Suite(tuple(cases), (0.1, 0.01, 0.001), (1e-2, 1e-3), 3.0, (("digits", 300),), 30.0)
+        cases += _cases(file, 300, "attention_l2") + _cases(f"{file}@20", 300, "attention")
+    cases += _cases("digits", 300, "attention attention_gated mlp_gated self_attention fno")
+    cases += _cases("made:ill_conditioned", None, "attention mlp") + _cases("made:tiny", None, "attention", "squared")
+    return Suite(tuple(cases), (0.1, 0.01, 0.001), (1e-2, 1e-3), 2.0, (("digits", 300),), 30.0)
 
 
 def default(files: list[str]) -> Suite:

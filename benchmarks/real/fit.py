@@ -15,7 +15,8 @@ from cases import MAIN_GOAL
 from convexformer.solvers.cost import PRICED, PRICES, Counts, Prices
 
 GOAL = f"{MAIN_GOAL:g}"
-POWERS = (0.0, 0.25, 0.5, 0.75)
+POWERS = {"fista": (0.25, 0.5, 0.75)}  # of a first-order method; others use the curvature and may grow less
+SLOW_POWERS = (0.0, 0.25)
 UNPRICED = (
     "nuclear, bilinear",
 )  # their cost depends on the rank, which nobody knows before: ``auto`` has a rule for them
@@ -54,7 +55,8 @@ def fit(rows: list[dict[str, Any]]) -> dict[str, dict[str, Prices]]:
     prices: dict[str, dict[str, Prices]] = defaultdict(dict)
     for (kind, solver), pairs in sorted(groups.items()):
         t = np.array([seconds for _, seconds in pairs])
-        prices[kind][solver] = min((_fit_one(pairs, t, power) for power in POWERS), key=lambda found: found[0])[1]
+        found = [_fit_one(pairs, t, power) for power in POWERS.get(solver, SLOW_POWERS)]
+        prices[kind][solver] = min(found, key=lambda pair: pair[0])[1]
     for kind in prices:
         _settle(prices, kind, [row for row in rows if row["kind"] == kind])
     return dict(prices)

@@ -68,8 +68,26 @@ class Prices:
 
 PRICED = tuple(field.name for field in fields(Prices))[:-1]
 
-PRICES: dict[str, dict[str, Prices]] = {}
-"""By kind of objective and solver."""
+PRICES: dict[str, dict[str, Prices]] = {
+    "groups": {
+        "fista": Prices(overhead=0.17, products=12, outputs=14, power=0.5),
+        "working_set": Prices(overhead=0.062, products=35, outputs=22, spectra=0.27),
+    },
+    "groups, squared loss": {
+        "fista": Prices(overhead=0.006, products=26, outputs=79, spectra=0.13, power=0.25),
+        "working_set": Prices(overhead=0.11, products=28, spectra=0.029, power=0.25),
+    },
+    "nuclear": {
+        "fista": Prices(overhead=0.01, outputs=17, power=0.75),
+        "staircase": Prices(overhead=0.018, products=3.2, outputs=19, thresholds=880, power=0.25),
+    },
+    "nuclear, token slices": {
+        "fista": Prices(overhead=0.05, outputs=22, power=0.75),
+        "staircase": Prices(overhead=0.053, products=48, outputs=94, power=0.25),
+        "working_set": Prices(overhead=0.74, products=100),
+    },
+}
+"""By kind of objective and solver, set by ``benchmarks/real/run.py --suite sizes`` and ``--fit-auto`` (47 problems)."""
 
 _ANISOTROPY: Workspace[float] = Workspace()
 
