@@ -1,11 +1,11 @@
-"""Better dual points: what averages and extrapolations gain, and what Newton's candidates save. One thread, a few minutes.
+"""Better dual points: the gain of averaging, of extrapolation and of Newton steps. One thread, a few minutes.
 
     python benchmarks/dual_points.py            # all
     python benchmarks/dual_points.py --quick    # without the large problem
 
 First the gap of averaged and of extrapolated outputs at the end of a staircase run (self-attention, squared loss per token,
-beta = 0.01 beta_max, where the gap lags the objective most; outputs are linear, so these are points of averaged weights).
-Then CPU seconds and iterations to a certified relative gap of 1e-4 and 1e-6, without and with candidates, in turn.
+beta = 0.01 beta_max, where the gap lags the objective most; averaged outputs are those of averaged weights).
+Then CPU seconds and iterations to a certified relative gap of 1e-4 and 1e-6, without and with Newton steps, alternating.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def extrapolate(outputs: list[torch.Tensor]) -> torch.Tensor:
 
 
 def combinations() -> None:
-    """Gaps of averaged and extrapolated points, without Newton's candidates."""
+    """Gaps of averaged and extrapolated points, without Newton steps."""
     NewtonPolish.try_step = lambda self, *args: None
     problem = heads.make(cf.heads.SelfAttention(), 500, 49, 32, 10, 0.01)
     seen: list[tuple[float, torch.Tensor]] = []
@@ -49,7 +49,8 @@ def combinations() -> None:
     trials = {f"mean of the last {k}": sum(outputs[-k:]) / k for k in (1, 2, 4)}
     trials |= {f"extrapolation of the last {k}": extrapolate(outputs[-k - 1 :]) for k in (3, 5)}
     for name, F in trials.items():
-        print(f"{name:28s} relative gap {(best - dual_point(problem.objective, problem.objective.evaluate(F)).value) / best:.1e}")
+        dual = dual_point(problem.objective, problem.objective.evaluate(F)).value
+        print(f"{name:28s} relative gap {(best - dual) / best:.1e}")
 
 
 def classes(head, ratio, intercept=False, size=(1000, 16, 24, 10)):
@@ -74,8 +75,8 @@ def classes(head, ratio, intercept=False, size=(1000, 16, 24, 10)):
 
 
 def race(name, problem, solver):
-    """CPU seconds to a certified gap without and with candidates."""
-    problem.beta_max  # noqa: B018  (reading the data is left out)
+    """CPU seconds to a certified gap without and with Newton steps."""
+    problem.beta_max  # noqa: B018  (computed before the clock starts)
     row = f"{name:40s} {solver:10s}"
     for tolerance in (1e-4, 1e-6):
         found = []
@@ -94,7 +95,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true")
     quick = parser.parse_args().quick
     SA, Attention, FNO = cf.heads.SelfAttention, cf.heads.Attention, cf.heads.FNO
-    print("seconds (iterations) to a gap of 1e-4, then 1e-6: without -> with candidates, ratio of seconds")
+    print("seconds (iterations) to a gap of 1e-4, then 1e-6: without -> with Newton steps, ratio of seconds")
     for ratio in (0.1, 0.01):
         race(f"FNO, squared, beta {ratio}", heads.make(FNO(), 500, 49, 32, 10, ratio), "fista")
         for decay in ("l1", "l2"):

@@ -4,7 +4,7 @@
     python benchmarks/gpu_grokking.py --tasks mod15 --device cpu                   # the small task, on a CPU
 
 For each task, family and depth: 3 learning rates x 3 weight decays x 2 shapes = 18 settings, 3 seeds each (100-102; the
-experiments report others, 0-4). `--json` adds to a file that is there already: a sweep can be made in parts. A setting's
+experiments report others, 0-4). `--json` appends to an existing file, so that a sweep can be made in parts. A setting's
 score is the worst seed's iterations to 99% test accuracy; where a seed never gets there, settings are ranked by how many
 do and then by the mean of the best test accuracies.
 """
@@ -79,7 +79,9 @@ def main() -> None:
     parser.add_argument("--depths", default="", help="only these, comma-separated")
     parser.add_argument("--rates", default="", help="only these learning rates, comma-separated")
     parser.add_argument("--decays", default="", help="only these weight decays, comma-separated")
-    parser.add_argument("--budget", type=float, default=1e9, help="seconds for everything; what is left out is said")
+    parser.add_argument(
+        "--budget", type=float, default=1e9, help="seconds for the whole sweep; skipped settings are printed"
+    )
     parser.add_argument("--json", type=Path, help="write every setting here")
     options = parser.parse_args()
     torch.set_num_threads(1)

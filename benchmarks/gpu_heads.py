@@ -86,7 +86,7 @@ def main():
     parser.add_argument("--tolerance", type=float, default=1e-4)
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--heads", nargs="*", default=list(HEADS))
-    parser.add_argument("--repeat", type=int, default=2, help="the first run of a process pays for loading kernels")
+    parser.add_argument("--repeat", type=int, default=2, help="the first run of a process also loads the kernels")
     parser.add_argument("--json")
     a = parser.parse_args()
     warnings.simplefilter("ignore")

@@ -1,11 +1,12 @@
-"""What it costs a GPU to wait for the host: iterations that decide on the device against iterations that ask.
+"""The cost of host syncs on a GPU: iterations that read scalars back against iterations that stay on the device.
 
     PYTHONPATH=src python benchmarks/gpu_resident.py --json out.json
 
-All ways are the library's own: FISTA with ``sync_free=False`` and ``True`` (convex attention), and the staircase's bursts
-with verdicts read at once and one step behind (pooled self-attention); ``recorded`` is ``sync_free`` replayed as a CUDA
-graph, which the library does up to a size. Cross-entropy with an intercept, float32. Reads are counted by torch
-(``set_sync_debug_mode``), the share of time in which the GPU works by its profiler.
+All three ways are the library's own code. ``asks`` and ``sync_free`` are FISTA with ``sync_free=False`` and ``True``
+(convex attention), and the staircase's bursts that read whether a step was accepted at once or one step later (pooled
+self-attention). ``recorded`` is ``sync_free`` replayed as a CUDA graph, which the library does up to a size.
+Cross-entropy with an intercept, float32. Host syncs are counted by torch (``set_sync_debug_mode``), the share of time in
+which the GPU is busy by its profiler.
 """
 
 from __future__ import annotations
@@ -19,16 +20,16 @@ import torch
 from gpu_heads import make
 
 import convexformer as cf
-from convexformer.weights import Weights
 from convexformer.solvers import cuda_graph
 from convexformer.solvers.fista import fista
 from convexformer.solvers.staircase import bursts
+from convexformer.weights import Weights
 
 SIZES = [(1000, 16, 32, 10), (5000, 49, 64, 10), (50_000, 49, 64, 100)]
 
 
 class Count:
-    """A watcher that only counts."""
+    """A stand-in for the monitor that counts iterations and checks nothing."""
 
     late = due = False
 
@@ -38,7 +39,7 @@ class Count:
     def __iter__(self):
         return iter(range(self.iterations))
 
-    def check(self, Z, fit):
+    def check(self, Z, at):
         pass
 
 
@@ -46,7 +47,7 @@ WAYS = {
     "asks": (False, 0),
     "sync_free": (True, 0),
     "recorded": (True, 1 << 40),
-}  # sync_free, numbers up to which to record
+}  # sync_free, and the largest problem (numbers) that is captured as a graph
 
 
 def fista_run(problem, iterations, sync_free):
@@ -121,7 +122,7 @@ def main() -> None:
             for way in WAYS:
                 ms, read, busy = row[way].values()
                 print(
-                    f"{name:15s} {size!s:22s} {way:9s} {ms:7.3f} ms, {read:5.2f} reads an iteration, busy {busy:.0%}",
+                    f"{name:15s} {size!s:22s} {way:9s} {ms:7.3f} ms, {read:5.2f} reads per iteration, busy {busy:.0%}",
                     flush=True,
                 )
     if a.json:

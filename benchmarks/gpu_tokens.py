@@ -1,4 +1,4 @@
-"""Token-sparse attention on one GPU: squared, softmax and gated problems far beyond a CPU's patience.
+"""Token-sparse attention on one GPU: squared, softmax and gated problems that are too large for a CPU.
 
     PYTHONPATH=src python benchmarks/gpu_tokens.py --json out.json
     PYTHONPATH=src python benchmarks/gpu_tokens.py --shrink 50 --device cpu     # a smoke run

@@ -5,7 +5,7 @@
 
 Ours is timed to a *certified* relative gap. Peers are timed by an oracle that knows the optimum, which favours them:
 L-BFGS (scipy) on factors of fixed rank 20 and Adam on the same factors, from the same random start; CVXPY with CLARABEL
-and SCS on the small problem (factorisation and iterations, not the modelling). AsyncScalars the data is left out on both sides:
+and SCS on the small problem (factorisation and iterations, not the modelling). Preparing the data is not timed on any side:
 Gram matrices and the compression of the samples for ours, Gram matrices and rolled tokens for L-BFGS and Adam. ``ratio`` is
 the peer's time over ours.
 """
@@ -29,8 +29,8 @@ from scipy.optimize import minimize
 import convexformer as cf
 
 torch.set_num_threads(1)
-GOALS = (1e-3, 1e-6)
-RANK = 20
+GOALS = (1e-3, 1e-6)  # relative errors to time
+RANK = 20  # of the factors that L-BFGS and Adam work on
 
 
 class Done(Exception):  # noqa: N818
@@ -58,7 +58,7 @@ def make(head, N, s, d, c, ratio, seed=0):
 
 
 class Residual:
-    """The plain residual form that a user would write: dense products, no symmetry, no FFT tricks in the Gram matrix."""
+    """The residual form that a user would write: dense products that exploit neither symmetry nor the FFT."""
 
     def __init__(self, problem):
         self.problem = problem
@@ -99,7 +99,7 @@ class Residual:
 
 
 class Clock:
-    """Remembers when the objective first came within each goal of the optimum."""
+    """Records when the objective first came within each goal of the optimum."""
 
     def __init__(self, optimum, limit):
         self.optimum, self.limit = optimum, limit

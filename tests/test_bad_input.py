@@ -131,7 +131,7 @@ CASES = {
     ),
     # ------------------------------------------------------------------ weights
     "negative weights": (build(sample_weight=-np.ones(N)), ValueError, ["negative", "-1", "expected weights >= 0"]),
-    "weights too short": (build(sample_weight=np.ones(4)), ValueError, ["(4,)", "(6,)", "one weight a sample"]),
+    "weights too short": (build(sample_weight=np.ones(4)), ValueError, ["(4,)", "(6,)", "one weight per sample"]),
     "weights NaN": (build(sample_weight=with_value(np.ones(N), 1, NAN)), ValueError, ["sample_weight contains NaN"]),
     "weights zero": (build(sample_weight=np.zeros(N)), ValueError, ["zero for every sample", "at least one positive"]),
     # ------------------------------------------------------------------ beta

@@ -228,7 +228,7 @@ def test_ctrl_c_writes_the_best_model_and_the_same_command_goes_on(files, tmp_pa
     done = call(*words)
     assert done.exit_code == 3, done.output
     report = json.loads(done.stdout)
-    assert report["status"] == "interrupted; this is the best point so far, the same command goes on from it"
+    assert report["status"] == "interrupted; this is the best point so far, the same command resumes from it"
     assert cf.load(tmp_path / "m").certificate_.relative_gap == report["relative_gap"]
     again = json.loads(call(*words).stdout)
     assert again["certified"]

@@ -125,7 +125,7 @@ def test_a_warm_start_after_other_options_begins_anew(digits):
     fresh = cf.TokenClassifier(activation="gated_relu", gates=2, random_state=1).fit(X, y)
     np.testing.assert_array_equal(again.decision_function(X), fresh.decision_function(X))
     model.set_params(random_state=2)
-    with pytest.raises(ValueError, match="gates are others"):
+    with pytest.raises(ValueError, match="gates differ"):
         model.certify(X, y)
 
 

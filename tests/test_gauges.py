@@ -148,9 +148,9 @@ class Broken(Gauge):
 
 
 BROKEN = {
-    "prox of another gauge": (Broken(prox=NuclearNorm().prox), "<Z - P, P>|scale limit"),
+    "prox of another gauge": (Broken(prox=NuclearNorm().prox), "<Z - P, P>|max_dual_scale"),
     "prox with half the step": (Broken(prox=lambda Z, step: GroupNorm().prox(Z, step / 2)), "Z - P"),
-    "polar too small": (Broken(polar=lambda M: Polar(0.9 * GroupNorm().polar(M).value)), "<M, |scale limit"),
+    "polar too small": (Broken(polar=lambda M: Polar(0.9 * GroupNorm().polar(M).value)), "<M, |max_dual_scale"),
     "polar too large": (Broken(polar=lambda M: Polar(1.1 * GroupNorm().polar(M).value)), "polar"),
     "atom too long": (Broken(atom=lambda M: 2 * GroupNorm().atom(M)), r"g\(atom\)"),
     "value not homogeneous": (Broken(value=lambda Z: GroupNorm().value(Z) ** 2), "Z - P|g|objective"),

@@ -198,7 +198,7 @@ def test_per_token_outputs_of_masked_tokens_are_zero():
                 u2=torch.ones(1, 3),
                 gate_index=torch.zeros(3, dtype=torch.int64),
             ),
-            "gates are others",
+            "gates differ",
         ),
         (torch.nn.Linear(3, 1), "Linear"),
     ],
@@ -259,10 +259,7 @@ def test_a_solution_serves_its_own_head_on_other_data(case, tmp_path):
 SEEDED = [cf.heads.Attention, cf.heads.SelfAttention, cf.heads.MLPMixer, cf.heads.FNO, cf.heads.BlockFNO]
 SEEDED += [cf.heads.MLP, cf.heads.PoolFormer, cf.heads.FNet]
 STRANGERS = [
-    *(
-        (make("gated_relu", gates=2, seed=0), make("gated_relu", gates=2, seed=1), "gates are others")
-        for make in SEEDED
-    ),
+    *((make("gated_relu", gates=2, seed=0), make("gated_relu", gates=2, seed=1), "gates differ") for make in SEEDED),
     (cf.heads.MLP(), cf.heads.PoolFormer(), "head is 'mlp', not 'poolformer'"),
     (cf.heads.PoolFormer(window=3), cf.heads.PoolFormer(window=5), "mixing of tokens"),
     (cf.heads.MLP(), cf.heads.Linear(), "head is 'mlp'"),
@@ -271,7 +268,7 @@ STRANGERS = [
     (
         cf.heads.Sum([cf.heads.MLP("gated_relu", gates=2), "fno"]),
         cf.heads.Sum([cf.heads.MLP("gated_relu", gates=2, seed=1), "fno"]),
-        "parts are others",
+        "parts differ",
     ),
 ]
 

@@ -388,7 +388,7 @@ def test_constant_features_with_an_intercept_say_nothing(head, loss):
     Y = {"squared": y, "logistic": np.sign(y), "cross_entropy": (y > 0).astype(int)}[loss]
     problem = cf.Problem(head, X, Y, beta_ratio=0.1, loss=loss, intercept=True)
     assert problem.beta_max == 0.0
-    with pytest.warns(cf.ZeroSolutionWarning, match="say nothing"):
+    with pytest.warns(cf.ZeroSolutionWarning, match="uncorrelated with the targets"):
         solution = cf.solve(problem, tolerance=1e-8)
     assert solution.status is cf.Status.CONVERGED
     assert not bool(solution.dense().any())

@@ -18,7 +18,7 @@ HERE = Path(__file__).parent
 
 
 def path_cost(dataset, tolerance=1e-4, n_betas=20, beta_min_ratio=0.01):
-    """CPU seconds of a path, and of one cold fit at its smallest beta, both from the tokens on; the less of two runs."""
+    """CPU seconds of a path, and of one cold fit at its smallest beta, both from the tokens on; the smaller of two runs."""
     import convexformer as cf
 
     data = dataset.get_data()
@@ -93,7 +93,7 @@ def _once(tool, objective, knob, clock):
 
 
 class _Blind:
-    """Judges nothing, for judging takes memory too."""
+    """A stand-in for the objective: evaluating the real one would count as memory."""
 
     def value(self, Z):
         return np.inf
@@ -108,7 +108,7 @@ def _status(field):
 
 
 def _reset_peak():
-    """Let the peak start again from what is resident now (Linux)."""
+    """Reset the peak to what is resident now (Linux)."""
     Path("/proc/self/clear_refs").write_text("5")
 
 

@@ -1,4 +1,4 @@
-"""The objective, judged in float64 by NumPy alone, so that every tool is measured with the same ruler.
+"""The objective, evaluated in float64 by NumPy alone, in the same way for every tool.
 
     squared:  1/2 ||A(Z) - y||^2              + beta sum_groups ||Z_group||_2
     softmax:  sum_i lse(A(Z)_i) - A(Z)_{i,y_i} + beta sum_groups ||Z_group||_2
@@ -79,7 +79,7 @@ class Objective:
             residual = np.eye(self.n_classes)[self.y] - 1.0 / self.n_classes
         else:
             residual = self.y[:, None] if self.gates is None else self.gates * self.y[:, None]
-        correlation = flat.T @ residual  # (p, 1), (p, c), or (p, g): one column a gate
+        correlation = flat.T @ residual  # (p, 1), (p, c), or (p, g): one column per gate
         return float(np.linalg.norm(correlation.reshape(-1, self.width, correlation.shape[1]), axis=1).max())
 
     # ------------------------------------------------------------------ files, for tools in environments of their own

@@ -67,7 +67,7 @@ def table(results):
 
 
 def text(out):
-    """Everything a run has to say: the table, what a path costs, memory, and whether anyone beat the lower bound."""
+    """The report of a run: the table, what a path costs, memory, and whether anyone beat the lower bound."""
     lines = [table(out["results"]), ""]
     worst = max(result["below_lower_bound"] for result in out["results"])
     gap = max(result["optimum"]["certified_gap"] for result in out["results"])
@@ -158,7 +158,7 @@ def curve_points(entry, optimum, floor=1e-9):
 
 
 def machine():
-    """What the numbers were measured on, in words that name no one."""
+    """System, architecture and Python version that the numbers were measured on."""
     return {"system": platform.system(), "machine": platform.machine(), "python": platform.python_version()}
 
 

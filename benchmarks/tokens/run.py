@@ -1,4 +1,4 @@
-"""Token-sparse attention against the tools of the trade, one thread each, in one run.
+"""Token-sparse attention against other group-lasso solvers, one thread each, in one run.
 
     make bench                                           # everything, about twenty minutes
     make bench-quick                                     # small sizes, under two minutes
@@ -82,7 +82,7 @@ def main():
 def measure_costs(suite, pythons):
     """The path of the first problem, and the memory of the first and of the gated one, also ten times larger."""
     gated = next(dataset for dataset in suite if hasattr(dataset, "g"))
-    larger = replace(gated, N=10 * gated.N)  # the smaller one's few megabytes drown in fixed buffers
+    larger = replace(gated, N=10 * gated.N)  # in the smaller one fixed buffers dominate
     used = [costs.memory(dataset) for dataset in (suite[0], gated, larger)]
     if suite is SUITES["full"]:
         used += [costs.memory(dataset, "adelie", pythons["peers"]) for dataset in (suite[0], gated)]

@@ -4,7 +4,7 @@
 
     {"load": FOLDER}                            what Objective.save wrote; prepared and warmed up, not timed
     {"knob": ..., "goal": ..., "limit": ...}    one timed run
-    {"drop": true}                              let go of the data
+    {"drop": true}                              free the data
 
 The process stays alive with its data, so that the runs of several tools can alternate.
 """
@@ -63,7 +63,7 @@ class Bench:
 
 
 def versions(package):
-    """Versions of the tool and of what it stands on."""
+    """Versions of the tool and of its main dependencies."""
     known = {"python": platform.python_version()}
     for name in (package, "numpy", "numba", "torch", "scipy"):
         try:
@@ -74,7 +74,7 @@ def versions(package):
 
 
 def main():
-    answers, sys.stdout = sys.stdout, sys.stderr  # whatever a tool prints must not be taken for an answer
+    answers, sys.stdout = sys.stdout, sys.stderr  # a tool's own prints must not be read as an answer
     bench = Bench(solver_class(sys.argv[1]))
     for line in sys.stdin:
         try:

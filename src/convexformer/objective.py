@@ -1,6 +1,6 @@
 """The formula: ``min_{Z, b} sum_i w_i L(A_i(Z) + b, y_i) + beta g(Z) + offset``.
 
-Everything below the user, solvers, certificates and checkpoints, speaks :class:`Objective` and nothing else.
+Solvers, certificates and checkpoints work on an :class:`Objective` only.
 """
 
 from __future__ import annotations
@@ -28,22 +28,23 @@ class Evaluation:
     """The loss at some outputs, with the intercept fitted where the objective has one."""
 
     value: Tensor
-    """A scalar in float64, on the device of the outputs: an iteration need not wait for it."""
+    """A float64 scalar on the device of the outputs, so that computing it needs no host sync."""
     outputs: Tensor
     """``(R, c)`` with the intercept added, in float64."""
     intercept: Tensor | None
     U: Tensor
-    """``(R, c)`` gradient of each row's loss, in float64; with an exact intercept balanced, ``sum_i w_i u_i = 0``."""
+    """``(R, c)`` gradient of each row's loss, in float64; balanced (``sum_i w_i u_i = 0``) where the intercept is exact."""
     V: Tensor
     """``(R, c)`` gradient of the weighted sum, ``w * U``: a dual point before scaling, in the operator's dtype."""
 
 
 @final
 class _Derived:
-    """What is computed once from an operator, targets and weights, and shared by objectives that differ in beta alone."""
+    """Cache of what depends on operator, targets, weights and rows only; shared by objectives that differ in beta."""
 
     def __init__(self, objective: Objective, exact: Callable[[], Objective] | None = None) -> None:
         self._of = (objective.operator, objective.targets, objective.sample_weight, objective.rows)
+        self._offset = objective.offset
         self.exact = exact
         self.factored: FactoredView | None = None
         self.compressed: tuple[Operator, Tensor] | None = None
@@ -51,19 +52,20 @@ class _Derived:
         self.mean_feature_norm: float | None = None
 
     def belongs_to(self, objective: Objective) -> bool:
-        """Tell whether an objective has the same operator, targets and weights, the very same tensors."""
+        """Tell whether an objective has the same operator, targets, weights and rows, by identity (``is``)."""
         theirs = (objective.operator, objective.targets, objective.sample_weight, objective.rows)
-        return all(own is other for own, other in zip(self._of, theirs, strict=True))
+        same = all(own is other for own, other in zip(self._of, theirs, strict=True))
+        return same and self._offset == objective.offset
 
 
 @final
 @dataclass(frozen=True)
 class Objective:
-    """``min_{Z, b} sum_i w_i L(A_i(Z) + b, y_i) + beta g(Z) + offset``: the formula, and nothing else.
+    """``min_{Z, b} sum_i w_i L(A_i(Z) + b, y_i) + beta g(Z) + offset``.
 
-    Frozen: a relative (another beta, fewer slices, another precision) is a new, whole objective that evaluates and
-    certifies by itself. It knows no tokens, no head and no file; how many processes hold the rows is known to ``rows``.
-    The intercept is minimised over at every evaluation, so the program that a solver sees is one in ``Z`` alone.
+    Frozen: a variant (another beta, fewer slices, another precision) is a new, complete objective that evaluates and
+    certifies by itself. It holds no tokens, head or file; ``rows`` sums over the processes that share the samples.
+    The intercept is minimised out at every evaluation, so that solvers see a program in ``Z`` alone.
     """
 
     operator: Operator
@@ -77,7 +79,7 @@ class Objective:
     intercept: bool = False
     rows: Rows = LOCAL
     offset: float = 0.0
-    """The part of the loss that no weights can change."""
+    """A constant of the loss: the part that :meth:`compressed` removes from the targets."""
     derived: _Derived | None = field(default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -162,10 +164,10 @@ class Objective:
         return self.loss.curvature * self.operator.norm_squared(w=self.sample_weight, rows=self.rows)
 
     def critical_beta(self) -> float:
-        """Return about the smallest beta at which ``Z = 0`` is optimal; zero where features say nothing.
+        """Return about the smallest beta at which ``Z = 0`` is optimal; zero where the polar is rounding noise.
 
-        An estimate where the polar is one (large implicit matrices). With an intercept, what a constant feature leaves in
-        ``A^T V`` is rounding, and counts as zero.
+        An estimate where the polar is one (large implicit matrices). With an intercept, a polar below
+        :meth:`cancellation_error` (constant features) counts as zero.
         """
         at = self.zero_evaluation()
         polar = self.penalty.critical_beta(self.dual_matrix(at.V), self.curvature)
@@ -174,7 +176,7 @@ class Objective:
         return polar.value
 
     def cancellation_error(self, at: Evaluation) -> float:
-        """Bound the rounding of ``A^T V`` where an intercept makes the mean of the features cancel."""
+        """Bound the rounding error of ``A^T V`` that remains where an intercept cancels the mean feature."""
         if not self.intercept:
             return 0.0
         size = float(self.rows.sum(at.V.abs().double().sum(1)))
@@ -182,7 +184,7 @@ class Objective:
         return (8 * torch.finfo(self.like.dtype).eps * size + left) * self.mean_feature_norm()
 
     def mean_feature_norm(self) -> float:
-        """Return about ``|A^T w| / sum w``, the size of the mean feature: what an intercept cancels."""
+        """Return about ``|A^T w| / sum w``, the norm of the mean feature."""
         assert self.derived is not None
         if self.derived.mean_feature_norm is None:
             w = self.sample_weight
@@ -191,14 +193,14 @@ class Objective:
             self.derived.mean_feature_norm = frobenius_norm(M)
         return self.derived.mean_feature_norm
 
-    # ------------------------------------------------------------------ relatives: whole objectives, each
+    # ------------------------------------------------------------------ variants, each a complete objective
 
     def at(self, beta: float) -> Objective:
-        """Return the same objective at another beta; what was derived from the data is shared."""
+        """Return the same objective at another beta; cached quantities of the data are shared."""
         return replace(self, beta=float(beta))
 
     def with_exact(self, exact: Callable[[], Objective]) -> Objective:
-        """Return the same objective that knows how to build itself in float64, from the data up."""
+        """Return the same objective with a function that rebuilds it in float64 from the data."""
         return replace(self, derived=_Derived(self, exact))
 
     def reference(self) -> Objective:
@@ -208,7 +210,7 @@ class Objective:
         assert self.derived is not None
         if self.derived.exact is None:
             return replace(self, operator=self.operator.to(dtype=torch.float64))
-        made = self.derived.exact()  # not kept: it may be most of a GPU's memory
+        made = self.derived.exact()  # not cached: it may take most of a GPU's memory
         return replace(made, loss=self.loss, penalty=self.penalty, beta=self.beta, intercept=self.intercept)
 
     def to(self, *, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> Objective:

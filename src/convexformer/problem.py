@@ -1,4 +1,4 @@
-"""The problem as a person has it: a head, tokens, targets, a loss and a beta. It builds an :class:`Objective`."""
+"""The problem as users state it: a head, tokens, targets, a loss and a beta. It builds an :class:`Objective`."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ class Problem:
     The objective is a sum over samples, as in the papers: ``sum_i w_i L(f_i, y_i) + beta * gauge(Z)``. Give either
     ``beta``, which is absolute, or ``beta_ratio``, a fraction of ``beta_max``. An intercept is never penalised.
 
-    **Tokens are not copied** where device and dtype agree with the caller's (a float64 array on a CPU): they may be most of
-    the memory there is. Do not change ``X`` in place while the problem is in use, or pass ``X.copy()``. Targets, weights
+    **Tokens are not copied** where device and dtype agree with the caller's (a float64 array on a CPU), since they may
+    take most of the memory. Do not change ``X`` in place while the problem is in use, or pass ``X.copy()``. Targets, weights
     and masks are copied; solutions and estimators hold no training data.
 
     Parameters
@@ -144,7 +144,7 @@ class Problem:
         return self.objective.value(weights)
 
     def identity(self) -> dict[str, object]:
-        """Return what the meaning of weights depends on."""
+        """Return the head's options and the sizes that weights depend on, by name."""
         return self.head.identity(self.layout)
 
     def fingerprint(self) -> str:
@@ -175,7 +175,7 @@ class Problem:
     # ------------------------------------------------------------------ inside
 
     def _beta_from_ratio(self, ratio: float) -> float:
-        # where nothing can be learnt (beta_max = 0) any positive beta has the same answer, Z = 0
+        # at beta_max = 0 the solution is Z = 0 for every positive beta
         if not math.isfinite(self.beta_max):
             raise ValueError(
                 f"beta_max is {self.beta_max} in {self.tokens.X.dtype}: the tokens are too large (their largest entry is "

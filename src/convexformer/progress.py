@@ -1,4 +1,4 @@
-"""Progress on the terminal: the gap of one solve, steps of a longer task, or only what is going on."""
+"""Progress on the terminal: the gap of one solve, the steps of a longer task, or a spinner."""
 
 from __future__ import annotations
 

@@ -11,15 +11,15 @@ from types import FrameType
 from typing import Generic, TypeVar, final
 
 T = TypeVar("T")
-PACKAGE = str(Path(__file__).parent)
+PACKAGE = str(Path(__file__).parent)  # warnings are attributed to the first frame outside this folder
 
 
 class ZeroSolutionWarning(UserWarning):
-    """``beta`` is at least ``beta_max``, from which on zero weights are optimal: every weight is zero."""
+    """``beta`` is above ``beta_max``, so ``Z = 0`` is optimal."""
 
 
 class MissingMaskWarning(UserWarning):
-    """A model fitted with padding is given one array without a mask: padding, if there is any, counts as tokens."""
+    """A model fitted with a mask gets an array without one: padding in it would count as tokens."""
 
 
 def warn(message: str, category: type[Warning]) -> None:
@@ -56,7 +56,7 @@ class Registry(Generic[T]):
         self._entries: dict[str, Callable[..., T]] = {}
 
     def register(self, name: str, factory: Callable[..., T]) -> None:
-        """Add ``factory`` under ``name``; a name is never taken twice."""
+        """Add ``factory`` under ``name``; raise if the name is taken."""
         if name in self._entries:
             raise ValueError(f"{self.kind} {name!r} is registered already")
         self._entries[name] = factory

@@ -1,8 +1,8 @@
-"""Where the samples are: every sum over samples in the library is a call of :class:`Rows`.
+"""Sums over samples: every such sum in the library goes through :class:`Rows`.
 
-Solvers, losses and certificates hold the rows of this process only, ``(R, ...)``, and ask ``Rows`` for totals. In one
-process that is a plain sum. A ``Rows`` that all-reduces makes the same code run on many machines: each process holds some
-of the rows, and every process sees the same totals, weights and decisions.
+Solvers, losses and certificates hold the rows of this process only, ``(R, ...)``, and get totals from ``Rows``. In one
+process these are plain sums. A ``Rows`` that all-reduces runs the same code on many machines: each process holds some of
+the rows, and all processes see the same totals, and so the same weights and the same branches.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from torch import Tensor
 
 
 class Rows(ABC):
-    """Sums over all rows there are. A subclass needs :meth:`sum` alone."""
+    """Sums over the rows of all processes. A subclass must define :meth:`sum`."""
 
     in_process: ClassVar[bool] = False
-    """Whether this process holds every row. Solvers that touch samples one by one ask for it."""
+    """Whether this process holds every row; solvers that access single samples require it."""
 
     @abstractmethod
     def sum(self, values: Tensor) -> Tensor:
-        """Sum over the leading axis, ``(R, ...) -> (...)``, over all rows there are."""
+        """Sum over the leading axis, ``(R, ...) -> (...)``, and over all processes."""
 
     def dot(self, a: Tensor, b: Tensor) -> Tensor:
         """``sum_i <a_i, b_i>``, a scalar."""
@@ -32,11 +32,11 @@ class Rows(ABC):
         return self.total(w @ values)
 
     def total(self, part: Tensor) -> Tensor:
-        """Add up what each process found for its own rows; in one process that is all there is."""
+        """Sum over processes what each has computed from its own rows; the identity in one process."""
         return self.sum(part[None])
 
     def bound(self, values: Tensor) -> Tensor:
-        """Return an upper bound on the largest ``|value|`` of all rows: the l2 norm, unless a subclass knows better."""
+        """Return an upper bound on the largest ``|value|`` of all rows; by default the l2 norm."""
         return self.sum(values.abs().square()).sum().sqrt()
 
 
@@ -63,4 +63,4 @@ class LocalRows(Rows):
         return values.abs().amax()
 
 
-LOCAL = LocalRows()
+LOCAL = LocalRows()  # the default of every objective and loss

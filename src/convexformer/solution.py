@@ -1,4 +1,4 @@
-"""What a solver returns: weights, how it went, and the maps to outputs and to an ordinary network."""
+"""The result of a solve: weights, certificate and history, and the maps to outputs and to an ordinary network."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Solution:
     solver: str = ""
 
     def __post_init__(self) -> None:
-        # weights carry what they belong to, so that another problem can refuse them
+        # weights carry the identity of their problem, so that an incompatible problem rejects them
         own = Weights(self.weights.form, self.weights.intercept, self.head.identity(self.layout))
         object.__setattr__(self, "weights", own)
 
@@ -58,7 +58,7 @@ class Solution:
         if tokens.mask is not None and not self.head.masks:
             raise ValueError(
                 f"the {self.head.name} head mixes tokens by position, so a mask, or samples of fewer tokens than in the "
-                f"fit, have no meaning for it. Pass {self.layout.n_tokens} real tokens a sample."
+                f"fit, have no meaning for it. Pass {self.layout.n_tokens} real tokens per sample."
             )
         outputs = apply_weights(self.head.operator(tokens, self.layout), Z)
         if self.weights.intercept is not None:
@@ -74,5 +74,5 @@ class Solution:
         return self.weights.dense()
 
     def token_norms(self) -> Tensor | None:
-        """``(s,)`` the weight of each token position; None for heads without weights of their own for positions."""
+        """``(s,)`` the weight of each token position; None for heads without weights per position."""
         return self.head.token_norms(self.weights)

@@ -1,4 +1,4 @@
-"""The two verbs: solve a problem, certify a point of it."""
+"""The public functions ``solve``, ``certify`` and ``lift``."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def solve(
         ``"auto"``, or a name of ``convexformer.solvers.SOLVERS``; ``convexformer.solvers.explain(problem)`` says which
         one auto takes and why.
     max_iter, max_time : optional
-        Iterations and seconds at which to stop at the latest.
+        Limits on iterations and seconds.
     warm_start : Solution, network of the same head, Weights or Tensor, optional
         Where to start.
     callback : callable, optional
@@ -54,13 +54,13 @@ def solve(
     progress : bool
         Whether to show a progress bar.
     checkpoint : path, optional
-        A file that keeps the best point so far; a solve that finds it there goes on from it.
+        A file for the best point so far; a solve of the same problem that finds the file resumes from it.
 
     Ctrl-C returns the best point so far, certified, with a warning.
     """
     limits = check_limits(tolerance, max_iter, max_time)
     objective = problem.objective
-    pick(solver, objective)  # a solver that does not serve is an error before anything else
+    pick(solver, objective)  # fail before any work if the solver cannot handle this objective
     _warn_of_zero(problem)
     start = None if warm_start is None else _start(problem, warm_start)
     result = minimise(
@@ -92,7 +92,7 @@ def certify(thing: Any, problem: Problem) -> Certificate:
     """Certify a solution, weights, or any network of the problem's head, however it was trained.
 
     For a network the primal is its own objective, ``loss + beta * decay()``; the dual comes from its outputs. A solution of
-    another head, other gates or other sizes is refused.
+    another head, other gates or other sizes is an error.
     """
     if isinstance(thing, nn.Module):
         return _certify_network(thing, problem)
@@ -121,13 +121,13 @@ def _certify_network(network: nn.Module, problem: Problem) -> Certificate:
     assert isinstance(network, Network)  # lift() has refused anything else
     objective = problem.objective.reference()
     weights = lifted.to(device=objective.targets.device, dtype=torch.float64)
-    # decay() is never below the gauge of the lift, except by the rounding that w1 in the simplex is granted
+    # decay() >= gauge of the lift, up to the tolerance with which w1 lies in the simplex
     penalty = max(float(network.decay().detach()), float(objective.penalty.value(weights.Z)))
     return certificate_at(objective, weights, penalty)
 
 
 def _start(problem: Problem, warm_start: Any) -> Weights:
-    """Turn whatever the user has into weights of this problem."""
+    """Convert a warm start to weights of this problem; raise if it does not fit."""
     if isinstance(warm_start, Solution):
         warm_start = warm_start.weights
     elif isinstance(warm_start, nn.Module):
@@ -158,14 +158,14 @@ def _warn_of_zero(problem: Problem) -> None:
         )
     else:
         message = (
-            "beta_max is zero: the tokens say nothing about the targets, and every weight is zero at any beta. "
-            "Look for constant tokens or targets, and in float32 for tokens whose mean is far larger than their spread."
+            "beta_max is zero: the tokens are uncorrelated with the targets, so every weight is zero at any beta. "
+            "Check for constant tokens or targets and, in float32, for tokens whose mean is far larger than their spread."
         )
     warn(message, ZeroSolutionWarning)
 
 
 def _warn_of_gap(result: Result, tolerance: float) -> None:
-    """Warn where the tolerance was not met; a callback that stops the solve needs no warning, Ctrl-C does."""
+    """Warn if the tolerance was not met, unless a callback stopped the solve (Ctrl-C does warn)."""
     if result.status is Status.CONVERGED or (result.status is Status.INTERRUPTED and result.asked):
         return
     reason = f"; {result.certificate.reason}" if result.certificate.reason else ""

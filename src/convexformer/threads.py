@@ -1,4 +1,4 @@
-"""How the machine is used: threads for small pieces, tensor cores for rough products, reading from a busy GPU."""
+"""Hardware settings: one thread for small problems, TF32 products, and asynchronous reads from a GPU."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 from torch import Tensor
 
-THREADS_PAY = 4_000_000  # multiplications of a product from which more threads pay
+SINGLE_THREAD_WORK = 4_000_000  # products with at most this many multiplications run on one thread
 
 
 @contextmanager
@@ -19,7 +19,7 @@ def few_threads(like: Tensor, work: int | None = None) -> Iterator[None]:
 
     ``work`` counts the multiplications of a product, by default the entries of ``like``.
     """
-    if like.device.type != "cpu" or (like.numel() if work is None else work) > THREADS_PAY:
+    if like.device.type != "cpu" or (like.numel() if work is None else work) > SINGLE_THREAD_WORK:
         yield
         return
     before = torch.get_num_threads()
@@ -44,9 +44,9 @@ def tensor_cores() -> Iterator[None]:
 
 @final
 class AsyncScalars:
-    """A few numbers on their way from a device to the host: sent for at once, waited for only when read.
+    """Numbers copied to the host asynchronously: the copy starts at once, and :meth:`read` waits for it.
 
-    Meanwhile the device may be given more to do; a plain ``float()`` would wait for all of that as well.
+    Kernels launched in between are not waited for; a plain ``float()`` would wait for them.
     """
 
     def __init__(self, numbers: Tensor) -> None:
@@ -60,7 +60,7 @@ class AsyncScalars:
             self._host = numbers.clone()
 
     def read(self) -> list[float]:
-        """Return the numbers once they are here."""
+        """Wait for the copy and return the numbers."""
         if self._event is not None:
             self._event.synchronize()
         return self._host.tolist()

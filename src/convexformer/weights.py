@@ -19,7 +19,7 @@ from convexformer.operators import BilinearOperator, LowRank, Operator
 Operand: TypeAlias = Tensor | LowRank
 """What operators and penalties work on."""
 Identity: TypeAlias = Mapping[str, object]
-"""What the meaning of weights depends on, by name: the head's options and the sizes of the problem."""
+"""The head's options and the sizes of the problem that weights depend on, by name."""
 
 
 @final
@@ -74,12 +74,12 @@ class GroupSparse:
     rows: Tensor
     """``(k, d)``, the groups that are not zero."""
     index: Tensor
-    """``(k,)``, their places among all groups."""
+    """``(k,)``, their indices among all groups."""
     shape: tuple[int, ...]
 
     @classmethod
     def of(cls, Z: Tensor) -> GroupSparse:
-        """Pack a tensor; :meth:`dense` gives the same numbers, bit by bit."""
+        """Pack a tensor; :meth:`dense` gives the same numbers, bitwise."""
         groups = Z.movedim(-2, -1).reshape(-1, Z.shape[-2])
         index = groups.ne(0).any(1).nonzero().squeeze(1)
         return cls(groups[index].contiguous(), index, tuple(Z.shape))
@@ -135,7 +135,7 @@ class Weights:
     form: Form
     intercept: Tensor | None
     origin: Identity | None = field(repr=False, compare=False)
-    """What a solution's weights belong to; None for weights made by hand or lifted from a network."""
+    """Identity of the problem that was solved; None for weights made by hand or lifted from a network."""
 
     def __init__(self, Z: Tensor | Form, intercept: Tensor | None = None, origin: Identity | None = None) -> None:
         object.__setattr__(self, "form", form_of(Z))
@@ -179,7 +179,7 @@ class Weights:
         return Weights(self.form.to(device=device, dtype=dtype), b, self.origin)
 
     def incompatibility(self, identity: Identity) -> str:
-        """Say why these weights mean something else in a problem of that identity; empty where nothing is known.
+        """Say why these weights do not fit a problem of that identity; empty if they do, or if their origin is unknown.
 
         Equal shapes are not enough: gates, mixing or pooling may differ.
         """
@@ -189,7 +189,7 @@ class Weights:
             own, other = self.origin.get(name), identity.get(name)
             if own != other:
                 hashed = any(str(value).startswith("fingerprint") for value in (own, other))
-                what = f"its {name} are others" if hashed else f"its {name} is {own!r}, not {other!r}"
+                what = f"its {name} differ" if hashed else f"its {name} is {own!r}, not {other!r}"
                 return (
                     f"these weights are a solution of another problem, with a {self.origin.get('head')} head: {what}. Build "
                     "the problem with the solution's own head (solution.head) and tokens of the same sizes, or solve this "
@@ -198,14 +198,13 @@ class Weights:
         return ""
 
     def check_compatible(self, identity: Identity) -> None:
-        """Raise with :meth:`incompatibility` where there is one."""
+        """Raise ValueError with the reason that :meth:`incompatibility` gives, if any."""
         if reason := self.incompatibility(identity):
             raise ValueError(reason)
 
 
 def apply_weights(operator: Operator, Z: Operand) -> Tensor:
-    """``A Z``; low-rank weights are made dense where the operator knows tensors only."""
+    """``A Z``; low-rank weights are made dense for operators that do not take factors."""
     if isinstance(operator, BilinearOperator):
         return operator.apply(Z)
     return operator.apply(Z.dense() if isinstance(Z, LowRank) else Z)
-

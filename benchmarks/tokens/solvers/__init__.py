@@ -1,4 +1,4 @@
-"""The tools by name; a module is imported only in the process that runs it, for its package may be missing elsewhere."""
+"""The tools by name; a module is imported only in the process that runs it, since its package may be missing elsewhere."""
 
 import importlib
 

@@ -1,4 +1,4 @@
-"""Adam on the convex objective, full batch, with a cosine schedule: the way it is done today."""
+"""Adam on the convex objective, full batch, with a cosine schedule: the common practice."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class Adam(Solver):
     package = "torch"
     sampling = "callback"
     knobs = (1e-1, 1e-2, 1e-3)
-    """Learning rates; the table shows the best of them, as if it had been known."""
+    """Learning rates; the table shows the best of them, without the time of the others."""
 
     patience = 12.0
     """CPU seconds for each rate: the schedule is planned to end by then."""

@@ -1,4 +1,4 @@
-"""What a solver of the benchmark is: benchopt's interface, and a clock that stops while the objective is judged."""
+"""Interface of the benchmark's solvers (benchopt's), and a clock that stops while the objective is evaluated."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from abc import ABC, abstractmethod
 
 
 class Clock:
-    """CPU seconds of this process since ``start``; judging a point is not counted.
+    """CPU seconds of this process since construction; evaluating a point is not counted.
 
-    CPU time, not wall time: with one thread they agree on a quiet machine, and a hidden second thread is paid for.
+    CPU time, not wall time: with one thread they agree on an idle machine, and the time of hidden threads is counted.
     """
 
     def __init__(self, objective, goal, limit):
@@ -22,7 +22,7 @@ class Clock:
         return time.process_time() - self._started - self._paused if self._stated is None else self._stated
 
     def state(self, seconds):
-        """Take the tool's own word for its time, where only it can tell its work from the modelling around it."""
+        """Use the time that the tool reports, where its own work cannot be separated from the modelling around it."""
         self._stated = seconds
 
     def judge(self, Z):
@@ -55,10 +55,10 @@ class Solver(ABC):
 
     @abstractmethod
     def set_objective(self, objective):
-        """Put the data into the form that the tool likes best."""
+        """Convert the data to the form that suits the tool best."""
 
     def refresh(self):  # noqa: B027  (most tools cache nothing)
-        """Forget what the last run may have cached; not timed."""
+        """Clear what the last run may have cached; not timed."""
 
     def warm_up(self):  # noqa: B027  (most tools compile nothing)
         """Compile what is compiled on first use, on a sample of the data."""
@@ -72,5 +72,5 @@ class Solver(ABC):
         """Return ``Z`` of the last run."""
 
     def extra(self):
-        """Return what else is worth writing down about the last run."""
+        """Return further numbers of the last run for the report."""
         return {}

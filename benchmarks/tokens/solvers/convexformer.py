@@ -30,14 +30,16 @@ class Auto(Solver):
 
     def run(self, knob, clock):
         def look(record, weights):
-            clock.judge(self._numbers(weights))  # its answer is not passed on: the certificate stops, not the oracle
+            clock.judge(
+                self._numbers(weights)
+            )  # its return value is ignored: the certificate stops the run, not the oracle
             return clock.seconds > clock.limit
 
         self.solution = self._solve(self.problem, knob, callback=look)
 
     def refresh(self):
         """Build the problem anew, so that nothing that the last run cached is free."""
-        self.problem = None  # first: two of them may be too many
+        self.problem = None  # before building the new one: two may not fit into memory
         self.problem = self._problem()
 
     def get_result(self):
@@ -62,7 +64,7 @@ class Auto(Solver):
             head = cf.heads.Attention(activation="gated_relu", gates=self.objective.gate_vectors)
         loss = "cross_entropy" if self.objective.n_classes else "squared"
         problem = cf.Problem(head, self.tokens, self.objective.y, loss=loss, beta=self.objective.beta)
-        problem.operator  # noqa: B018  (the data in the form that the tool likes best, as for every tool)
+        problem.operator  # noqa: B018  (preparing the data is not timed, as for every tool)
         return problem
 
     def _solve(self, problem, tolerance, **options):

@@ -1,4 +1,4 @@
-"""CVXPY with a first-order and an interior-point cone solver, on the problem that they can hold."""
+"""CVXPY with a first-order and an interior-point cone solver, on the one problem small enough for them."""
 
 from __future__ import annotations
 
@@ -31,9 +31,7 @@ class Cone(Solver):
             warnings.simplefilter("ignore")
             self.program.solve(solver=self.solver, warm_start=False, **self.options(knob))
         stats = self.program.solver_stats
-        clock.state(
-            stats.solve_time + (stats.setup_time or 0.0)
-        )  # turning the model into cones is not the solver's work
+        clock.state(stats.solve_time + (stats.setup_time or 0.0))  # without CVXPY's compilation
 
     def get_result(self):
         return np.asarray(self.Z.value)

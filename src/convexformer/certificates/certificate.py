@@ -1,4 +1,4 @@
-"""What a certificate says."""
+"""The certificate of a point: primal and dual value, their gap, and what kind of proof it is."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 @final
 @dataclass(frozen=True)
 class Certificate:
-    """How far from the global optimum a point can be at most.
+    """An upper bound on the distance of a point's objective to the global optimum.
 
     ``kind`` is ``"exact"``, ``"probabilistic"`` (the dual bound holds with probability ``confidence``) or ``"none"``:
     nothing is claimed, the dual value is minus infinity, and ``reason`` says why.
@@ -27,7 +27,7 @@ class Certificate:
     """Why there is no certificate; empty where there is one."""
 
     def __post_init__(self) -> None:
-        if self.kind != "none" and not math.isfinite(self.gap):  # an infinite bound bounds nothing
+        if self.kind != "none" and not math.isfinite(self.gap):  # an infinite gap certifies nothing
             object.__setattr__(self, "kind", "none")
             object.__setattr__(self, "confidence", 0.0)
             object.__setattr__(self, "reason", self.reason or "the gap is infinite")

@@ -4,8 +4,8 @@
     dual    D(V) = -F*(V) - (beta g)*(-A^T V)        (for a gauge: -F*(V), if polar(-A^T V) <= beta)
 
 ``V = grad F(A Z)`` scaled into the feasible set gives ``D <= p* <= P``, at any ``Z``. With an unpenalised intercept the
-dual asks for ``sum_i v_i = 0``: the gradient is balanced by the loss before anything is computed from it, so that
-feasibility, conjugate and scale all speak of the same point.
+dual asks for ``sum_i v_i = 0``: the loss balances the gradient before anything is computed from it, so that
+feasibility, conjugate and scale refer to the same dual point.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from convexformer.objective import Evaluation, Objective
 from convexformer.operators import ImplicitMatrix, LowRank
 from convexformer.weights import Operand, Weights
 
-CONTRADICTION = 1e-6
-"""``<V, A Z>`` and ``<A^T V, Z>`` may differ by this fraction of ``|V| |A Z| + |A^T V| |Z|`` before they contradict."""
-TINY = torch.finfo(torch.float64).tiny
-EPS = torch.finfo(torch.float64).eps
+ADJOINT_TOLERANCE = 1e-6
+"""``<V, A Z>`` and ``<A^T V, Z>`` may differ by this share of ``|V| |A Z| + sum |A^T V| |Z|``, or the adjoint is wrong."""
+FLOAT64_TINY = torch.finfo(torch.float64).tiny
+FLOAT64_EPS = torch.finfo(torch.float64).eps
 
 
 @final
 @dataclass(frozen=True)
 class DualPoint:
-    """A scaled dual point: its value, the scale, the polar behind it, and ``M = -A^T V`` before scaling."""
+    """A scaled dual point: its value, the scale, the polar that limits it, and ``M = -A^T V`` before scaling."""
 
     value: float
     scale: float
@@ -73,7 +73,7 @@ def dual_value(
 
     if objective.penalty.indicator_conjugate:
         return value(own), own
-    # concave in t, and at the optimum t = 1 is best: a scale that the loss chose alone would ignore the penalty
+    # the dual is concave in t, with its maximum at t = 1 at the optimum; loss.dual_scale ignores the penalty's conjugate
     furthest = min(limit, max(1.0, own))
     found = minimize_scalar(lambda t: -value(t), bounds=(0.0, furthest), method="bounded", options={"xatol": 1e-7})
     best = max((float(found.x), min(1.0, furthest)), key=value)
@@ -109,7 +109,7 @@ def certificate_at(objective: Objective, weights: Weights, penalty: float) -> Ce
         return Certificate(primal, -math.inf, "none", 0.0, residuals, reason)
 
     if not point.polar.kind.certifies:
-        return refused("only a lower bound on the polar is known, which proves nothing")
+        return refused("only a lower bound on the polar is known, so the dual point may be infeasible")
     if _contradicts(objective, at, point.M, outputs, Z):
         return refused(
             "<V, A Z> and <A^T V, Z> differ: the operator's apply and adjoint contradict each other "
@@ -129,17 +129,17 @@ def certificate_at(objective: Objective, weights: Weights, penalty: float) -> Ce
 
 
 def _contradicts(objective: Objective, at: Evaluation, M: Tensor | ImplicitMatrix, outputs: Tensor, Z: Operand) -> bool:
-    """Tell whether the adjoint is not that of the operator, by the one test that this point offers."""
+    """Tell whether ``<V, A Z> = <A^T V, Z>`` fails at this point: the adjoint is not the operator's."""
     rows, V = objective.rows, at.V
-    there, size = float(rows.dot(V, outputs)), float((rows.dot(V, V) * rows.dot(outputs, outputs)).sqrt())
+    forward, size = float(rows.dot(V, outputs)), float((rows.dot(V, V) * rows.dot(outputs, outputs)).sqrt())
     if size == 0.0 or not math.isfinite(size):
         return False
-    back, other = _inner(M, Z)
-    return math.isfinite(back) and abs(there + back) > CONTRADICTION * (size + other)
+    backward, other = _inner(M, Z)  # M = -A^T V
+    return math.isfinite(backward) and abs(forward + backward) > ADJOINT_TOLERANCE * (size + other)
 
 
 def _inner(M: Tensor | ImplicitMatrix, Z: Operand) -> tuple[float, float]:
-    """``<M, Z>``, and the size of the terms that it is a sum of."""
+    """``<M, Z>``, and the sum of the absolute values of its terms."""
     if isinstance(M, Tensor):
         dense = Z.dense() if isinstance(Z, LowRank) else Z
         terms = M * dense
@@ -152,20 +152,20 @@ def _inner(M: Tensor | ImplicitMatrix, Z: Operand) -> tuple[float, float]:
 
 
 def _rounding(objective: Objective, at: Evaluation, point: DualPoint, outputs: Tensor, primal: float) -> float:
-    """Return an allowance for the rounding of float64 sums, so that the dual value errs on the safe side."""
+    """Return an allowance for the rounding of float64 sums; the dual value is lowered by it."""
     rows, w = objective.rows, objective.sample_weight
     terms = float(rows.dot(w, objective.loss.conjugate(point.scale * at.U, objective.targets).abs()))
     # sums over samples and singular values of large matrices round more than small ones
     growth = math.sqrt(max(float(rows.sum(torch.ones_like(w))), *objective.weight_shape))
-    slack = (64 + growth) * EPS * (abs(primal) + terms)
+    slack = (64 + growth) * FLOAT64_EPS * (abs(primal) + terms)
     if at.intercept is not None:
-        # what rounding leaves of sum_i v_i = 0 is taken from all rows in equal shares; by convexity of the conjugate
-        # that costs at most its product with the mean output
+        # what rounding leaves of sum_i v_i = 0 is subtracted evenly from all rows; by convexity of the conjugate that
+        # lowers the dual by at most its product with the mean output
         left = rows.weighted(w, at.U).abs()
         mean = rows.weighted(w, at.outputs.abs()) / rows.sum(w)
         slack += abs(point.scale) * float((left * (1 + mean)).sum())
         # A Z and b may cancel in the outputs
-        slack += 8 * EPS * float(rows.dot(at.V.abs().double(), outputs.abs() + at.intercept.abs()))
+        slack += 8 * FLOAT64_EPS * float(rows.dot(at.V.abs().double(), outputs.abs() + at.intercept.abs()))
     return slack
 
 
@@ -180,7 +180,7 @@ def _residuals(
     beta, rows, w = objective.beta, objective.rows, objective.sample_weight
     value, inner = beta * penalty, -float(rows.dot(at.V, outputs))  # <M, Z> = -<V, A Z>
     conjugate = 0.0 if objective.penalty.indicator_conjugate else objective.penalty.conjugate(point.M, beta)
-    size = max(abs(inner), abs(value), abs(float(at.value)), TINY)
+    size = max(abs(inner), abs(value), abs(float(at.value)), FLOAT64_TINY)
     residuals = {
         "feasibility": max(0.0, point.polar.value / beta - 1.0),
         "alignment": abs(inner - value - conjugate) / size,

@@ -65,7 +65,7 @@ def main() -> None:
 
 
 @app.callback(invoke_without_command=True)
-def version(show: Annotated[bool, typer.Option("--version", help="Print the version and leave.")] = False) -> None:
+def version(show: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False) -> None:
     """Attention heads on frozen tokens, trained to a certified global optimum."""
     if show:
         out.print(__version__)
@@ -143,7 +143,7 @@ def fit(
     loss: LossOption = "auto",
     max_iter: MaxIterOption = None,
     max_time: MaxTimeOption = None,
-    checkpoint: Annotated[Path | None, typer.Option(help="File to go on from after an interruption.")] = None,
+    checkpoint: Annotated[Path | None, typer.Option(help="File to resume from after an interruption.")] = None,
     standardize: StandardizeOption = True,
     intercept: InterceptOption = True,
     device: DeviceOption = "auto",
@@ -259,7 +259,7 @@ def path(
     n_betas: Annotated[int, typer.Option(help="How many betas, from beta_max down, evenly in logarithm.")] = 20,
     beta_min_ratio: Annotated[float, typer.Option(help="The smallest beta, as a fraction of beta_max.")] = 1e-3,
     stop_early: Annotated[bool, typer.Option("--stop-early", help="End where the fit is saturated.")] = False,
-    checkpoint: Annotated[Path | None, typer.Option(help="Folder to go on from after an interruption.")] = None,
+    checkpoint: Annotated[Path | None, typer.Option(help="Folder to resume from after an interruption.")] = None,
     task: TaskOption = "auto",
     head: HeadOption = "attention",
     activation: ActivationOption = "linear",
@@ -377,7 +377,9 @@ def _status(status: Status, checkpoint: Path | None) -> str:
     """Say how the fit ended; after an interruption, how to continue on the command line."""
     if status is not Status.INTERRUPTED:
         return str(status)
-    how = "the same command goes on from it" if checkpoint else "with --checkpoint the same command would go on from it"
+    how = (
+        "the same command resumes from it" if checkpoint else "with --checkpoint the same command would resume from it"
+    )
     return f"interrupted; this is the best point so far, {how}"
 
 

@@ -1,4 +1,4 @@
-"""Bad input or a bug? A validation that raises on purpose is told apart from an operation that failed."""
+"""Tell bad input, which a validation raises deliberately, from a bug, where an operation failed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import sklearn
 
 import convexformer
 
-RAISE = dis.opmap["RAISE_VARARGS"]
+RAISE = dis.opmap["RAISE_VARARGS"]  # the opcode of a ``raise`` statement
 
 
 def is_bad_input(error: BaseException) -> bool:

@@ -1,4 +1,4 @@
-"""What the commands share: their options, and the data files they read."""
+"""Options of the commands, and the data files they read."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ out, err = Console(), Console(stderr=True)
 
 
 class Exit(IntEnum):
-    """What a script can rely on. An error of the program itself ends with a traceback and exit code 1."""
+    """Exit codes for scripts. A bug ends with a traceback and exit code 1."""
 
     DONE = 0
     BAD_INPUT = 2
@@ -34,7 +34,7 @@ class Exit(IntEnum):
 
 @contextmanager
 def user_errors() -> Iterator[None]:
-    """Report bad input as one line with exit code 2; an error of the program itself keeps its traceback."""
+    """Report bad input as one line with exit code 2; a bug keeps its traceback."""
     try:
         with warnings.catch_warnings():
             warnings.showwarning = _show_warning
@@ -88,7 +88,7 @@ def certificate_rows(proof: Certificate, tolerance: float) -> dict[str, Any]:
 
 
 def write_predictions(path: Path, predictions: np.ndarray, outputs: np.ndarray) -> None:
-    """Write predictions in the format of the suffix; an npz file has the outputs, too."""
+    """Write predictions in the format of the suffix; an npz file also has the outputs."""
     if path.suffix == ".npz":
         atomic_write(path, lambda file: np.savez(file, predictions=predictions, outputs=outputs))
     elif path.suffix == ".npy":

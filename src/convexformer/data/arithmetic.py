@@ -51,7 +51,7 @@ class SymbolTask:
         return self.select(rows[0]), self.select(others[0])
 
     def splits(self, train: float, seeds: Iterable[int]) -> tuple[Tensor, Tensor]:
-        """Return row numbers ``(S, n_train), (S, n_test)``, one split a seed."""
+        """Return row numbers ``(S, n_train), (S, n_test)``, one split per seed."""
         cut = self.cut(train)
         orders = np.stack([np.random.default_rng([seed, 0x5917]).permutation(len(self)) for seed in seeds])
         return torch.from_numpy(orders[:, :cut]), torch.from_numpy(orders[:, cut:])
@@ -95,9 +95,9 @@ def modular_multiplication(p: int = 97) -> SymbolTask:
 
 
 def periodicity(p: int = 97) -> SymbolTask:
-    """``(x^-1 + y^2) * (2x mod floor(log2 p)) mod p`` for all units x and all y (the report, section 5.1).
+    """``(x^-1 + y^2) * (2x mod floor(log2 p)) mod p`` for all units x and all y (Fisher et al., section 5.1).
 
-    The report prints ``[log_2 97]``; the floor, 6, is taken. A third of the x then have the factor 0 and the answer 0.
+    Fisher et al. print ``[log_2 97]``; the floor, 6, is taken. A third of the x then have the factor 0 and the answer 0.
     """
     period = int(_modulus(p)).bit_length() - 1
     return _table(

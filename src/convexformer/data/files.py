@@ -18,7 +18,7 @@ from safetensors.numpy import load_file
 from safetensors.torch import save as serialize_tensors
 from torch import Tensor
 
-SUFFIXES = (".npz", ".npy", ".safetensors")
+SUFFIXES = (".npz", ".npy", ".safetensors")  # of files that arrays are read from
 
 # ---------------------------------------------------------------------- arrays
 

@@ -1,4 +1,4 @@
-"""A fingerprint of everything that decides a result: checkpoints compare it before they resume."""
+"""Fingerprints of problems and runs; a checkpoint resumes only where its fingerprint matches."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from torch import Tensor
 
 @runtime_checkable
 class Configured(Protocol):
-    """A head, a loss, ...: something that its name and its options define."""
+    """A head, a loss, ...: an object determined by its name and its options."""
 
     @property
     def name(self) -> str:

@@ -40,7 +40,7 @@ def read_targets(Y: Any, tokens: TokenDataset, loss: str | Loss, sample_weight: 
     chosen = _choose_loss(loss, values, integers, token_labels)
     if token_labels and chosen.class_labels and _is_one_hot(values):
         raise ValueError(
-            f"Y is an integer array {tuple(values.shape)} of one-hot rows: one class a sample, or one label a token? "
+            f"Y is an integer array {tuple(values.shape)} of one-hot rows: one class per sample, or one label per token? "
             "Pass class labels (Y.argmax(1)), or one-hot token targets of shape (N, s, c) as floats."
         )
     per_token = values.ndim == 3 or (token_labels and chosen.class_labels)
@@ -68,7 +68,7 @@ def _is_one_hot(values: Tensor) -> bool:
 
 def _read_values(Y: Any) -> Tensor:
     if Y is None:
-        raise ValueError("Y is None; expected targets, one row a sample.")
+        raise ValueError("Y is None; expected targets, one row per sample.")
     try:
         return as_tensor(Y, "Y").cpu()
     except TypeError as error:
@@ -104,7 +104,7 @@ def _read_weights(sample_weight: Any, N: int) -> Tensor:
     if w.ndim == 0:
         w = w.expand(N)
     if tuple(w.shape) != (N,):
-        raise ValueError(f"sample_weight has shape {tuple(w.shape)}; expected (N,) = ({N},), one weight a sample.")
+        raise ValueError(f"sample_weight has shape {tuple(w.shape)}; expected (N,) = ({N},), one weight per sample.")
     check_finite(w, "sample_weight")
     if bool((w < 0).any()):
         raise ValueError(

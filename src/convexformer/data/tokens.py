@@ -16,6 +16,7 @@ from torch import Tensor
 
 TokensLike = Any  # array, tensor, or a list of ragged (s_i, d) arrays
 TOKEN_CHUNK = 1 << 24  # numbers converted to float64 at a time: 128 MiB
+# NumPy types that torch lacks, and the types they are converted to
 TORCH_DTYPES: dict[type, type] = {np.longdouble: np.float64, np.clongdouble: np.complex128}
 
 
@@ -25,7 +26,7 @@ class TokenDataset:
     """``N`` samples of at most ``s`` tokens of size ``d``.
 
     ``X: (N, s, d)``; ``mask: (N, s)`` bool, True where a token is real, or None when all are.
-    Masked tokens are stored as zeros, so that they count nowhere in a sum.
+    Masked tokens are stored as zeros, so that they do not contribute to sums.
     """
 
     X: Tensor
@@ -46,7 +47,7 @@ class TokenDataset:
 
         ``X`` is ``(N, s, d)``, or ``(N, p)`` taken as one token of size ``p`` (``token_shape=(s, d)``
         reshapes it), or a list of ragged ``(s_i, d)`` arrays. ``length`` pads to that many tokens.
-        A mask that hides nothing is dropped.
+        An all-true mask is dropped.
         The default dtype is float64 on a CPU and float32 on a GPU.
         """
         if isinstance(X, TokenDataset):
@@ -76,7 +77,7 @@ class TokenDataset:
         if length is not None:
             tokens, mask_tensor = _pad(tokens, mask_tensor, length)
         if mask_tensor is not None and bool(mask_tensor.all()):
-            mask_tensor = None  # no token is masked: heads without support for masks take such samples, too
+            mask_tensor = None  # heads that do not take masks accept samples without masked tokens
         return cls(tokens, mask_tensor)
 
     @property
@@ -231,7 +232,7 @@ def _three_axes(tokens: Tensor, token_shape: tuple[int, int] | None) -> Tensor:
         how = "X.reshape(len(X), -1, X.shape[-1])" if tokens.ndim > 3 else "X.reshape(len(X), 1, -1)"
         raise ValueError(
             f"X has {tokens.ndim} axes, shape {tuple(tokens.shape)}; expected tokens (N, s, d), or (N, p) for one "
-            f"token a sample. Reshape your data, e.g. {how}."
+            f"token per sample. Reshape your data, e.g. {how}."
         )
     if 0 in tokens.shape:
         names = dict(zip(("sample(s)", "token(s)", "feature(s)"), tokens.shape, strict=True))
@@ -291,7 +292,7 @@ def _pad(X: Tensor, mask: Tensor | None, length: int) -> tuple[Tensor, Tensor | 
         return X, mask
     if s > length or mask is None:
         raise ValueError(
-            f"X has {s} tokens a sample and the model was fitted with {length}, a number that its head keeps to. Truncate "
+            f"X has {s} tokens per sample and the model was fitted with {length}, which its head requires. Truncate "
             f"longer sequences to {length}; pass shorter ones as a list of (s_i, d) arrays or with a mask."
         )
     full = X.new_zeros((N, length, d))

@@ -1,4 +1,4 @@
-"""Stacked gated layers, the softmax baseline, training, spectra: what is not convex, beside what can be certified."""
+"""Stacked gated layers, the softmax baseline, training and spectra (not convex), and certified last layers."""
 
 from convexformer.deep.base import SequenceModel
 from convexformer.deep.certify import CertifiedLayer, certify_last_layer

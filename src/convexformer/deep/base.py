@@ -1,4 +1,4 @@
-"""What the sequence models share: a copy of every weight for each seed, embeddings, and access to the last layer."""
+"""Base of the sequence models: a copy of every weight for each seed, embeddings, and access to the last layer."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from convexformer.registry import one_of
 
-EMBEDDINGS = ("learned", "fixed", "one_hot")
+EMBEDDINGS = ("learned", "fixed", "one_hot")  # trained; random and fixed; fixed unit vectors
 
 
 class Draws:
@@ -35,7 +35,7 @@ class SequenceModel(nn.Module, ABC):
         logits = sum_k H_k(x) Z_k,   H = last_tokens(x): (S, B, T, w),   Z = last_weights(): (S, T, w, c)
 
     so with the lower part frozen the last layer alone is a convex program (``certify_last_layer``). Trained as a whole,
-    embedding and layers together, the problem is **not** convex, whatever the layers are called.
+    embedding and layers together, the problem is **not** convex.
     """
 
     def __init__(self, n_symbols: int, n_classes: int, n_tokens: int, seeds: int | Sequence[int]) -> None:
@@ -65,7 +65,7 @@ class SequenceModel(nn.Module, ABC):
 
     @abstractmethod
     def group_norm(self) -> Tensor:
-        """``(S,)`` the group-l2 penalty of theorem 3 (Ergen et al. 2022), summed over layers; an error where it has none."""
+        """``(S,)`` the group-l2 penalty of theorem 3 (Ergen et al. 2022), summed over layers; raises if there is none."""
 
     @property
     def convex_last_layer(self) -> bool:
@@ -78,7 +78,7 @@ class SequenceModel(nn.Module, ABC):
         return tokens.flatten(2) @ self.last_weights().flatten(1, 2)
 
     def ridge(self) -> Tensor:
-        """``(S,)`` the sum of squares of the layers' weights, as the report penalises them (section 5.2)."""
+        """``(S,)`` the sum of squares of the layers' weights, as Fisher et al. penalise them (section 5.2)."""
         return sum((Z.square().sum((1, 2)) for Z in self.matrices().values()), start=self.zero())
 
     def undecayed(self) -> set[str]:
@@ -105,7 +105,7 @@ class SequenceModel(nn.Module, ABC):
         if symbols.ndim != 3 or symbols.shape[0] != len(self.seeds) or symbols.shape[2] != self.n_tokens:
             raise ValueError(
                 f"symbols have shape {tuple(symbols.shape)}; expected (B, {self.n_tokens}) or "
-                f"({len(self.seeds)}, B, {self.n_tokens}): one sequence set a seed, or one for all."
+                f"({len(self.seeds)}, B, {self.n_tokens}): one sequence set per seed, or one for all."
             )
         return symbols
 

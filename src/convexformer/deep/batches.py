@@ -23,7 +23,7 @@ class Split:
 
     @classmethod
     def of(cls, data: Data, fraction: float, model: SequenceModel) -> Split:
-        """Split a task, one split a seed; or take a given pair ``(train, test)`` for all seeds alike."""
+        """Split a task, one split per seed; or take a given pair ``(train, test)`` for all seeds alike."""
         parts = data if isinstance(data, tuple) else (data,)
         if not parts or len(parts) > 2 or not all(isinstance(part, SymbolTask) for part in parts):
             raise TypeError(

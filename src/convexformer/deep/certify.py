@@ -89,7 +89,7 @@ def certify_last_layer(
     ``beta`` or ``beta_ratio``; the default is 1e-5 of beta_max for the ridge and 1e-3 for the groups. ``train_fraction``
     must be that of the training, so that the samples are the same. ``seeds`` picks some of the model's.
 
-    The result is one certified layer a seed. It is the last layer that is certified, never the stack.
+    The result is one certified layer per seed. It is the last layer that is certified, never the stack.
     """
     one_of("penalty", penalty, ("ridge", "group"))
     chosen = list(model.seeds) if seeds is None else list(seeds)

@@ -22,16 +22,16 @@ class ConvexTransformer(SequenceModel):
         layer(X)_l = sum_q sum_j 1{<U_qj, X_q> >= 0} <Z_qjl, X_q>,   q = 1..blocks, j = 1..gates
 
     ``X_q: (n, d / blocks)`` is the q-th block of channels of the n tokens. ``blocks=1`` is the layer as printed, with
-    gates ``U_j = u1_j u2_j^T`` when ``rank_one``; blocks of width 2 with full Gaussian gates are what generalises. Gates
+    gates ``U_j = u1_j u2_j^T`` when ``rank_one``; blocks of width 2 with full Gaussian gates generalise better. Gates
     are drawn, never trained. The first layer reads the tokens and gives one of size d, the layers between map one to one,
     the last gives the logits.
 
-    With a fixed embedding and depth 1 training is a convex problem; a **trained embedding or a stack is not**, and nothing
-    here calls it so. ``residual`` and ``normalize`` (root mean square, no trained gain; layers after the first) are not in
-    the paper, which claims to do without: they are what depth 4 needs.
+    With a fixed embedding and depth 1 training is a convex problem; with a **trained embedding or a stack
+    it is not**. ``residual`` and ``normalize`` (root mean square, no trained gain; layers after the first) are not in
+    the paper; without them depth 4 fails on some seeds.
 
     ``fastfood`` puts random features of that kind (``convexformer.features``) in front of every layer, of scale ``sigma``;
-    with ``"chi"`` this is the report's kernel preconditioning.
+    with ``"chi"`` this is the kernel preconditioning of Fisher et al.
     """
 
     def __init__(
@@ -163,7 +163,7 @@ class ConvexTransformer(SequenceModel):
 
 
 def stacked_fastfood(model: SequenceModel, layer: int, size: int, kind: str, sigma: float) -> tuple[Activate, int]:
-    """Draw one map a seed and keep their matrices, ``(S, rows, size)``, as the buffer ``fastfood{layer}`` of the model.
+    """Draw one map per seed and keep their matrices, ``(S, rows, size)``, as the buffer ``fastfood{layer}`` of the model.
 
     At the sizes of these models one batched product is faster than S fast transforms. Returns what is done with the
     products, and the number of features.

@@ -1,4 +1,4 @@
-"""The history of a training: accuracies, losses and singular values over iterations, one column a seed."""
+"""The history of a training: accuracies, losses and singular values over iterations, one column per seed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from convexformer.deep.base import SequenceModel
     from convexformer.deep.options import Training
 
-SERIES = ("train_accuracy", "train_loss", "test_accuracy", "test_loss")
+SERIES = ("train_accuracy", "train_loss", "test_accuracy", "test_loss")  # rows of an evaluation, in this order
 
 
 class Outcome(Enum):

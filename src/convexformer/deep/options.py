@@ -9,7 +9,7 @@ from typing import Any, final
 
 from convexformer.registry import one_of, unknown
 
-PENALTIES = ("none", "group", "ridge")
+PENALTIES = ("none", "group", "ridge")  # added to the cross-entropy, see :class:`Training`
 
 
 @final
@@ -18,7 +18,7 @@ class Training:
     """AdamW on ``mean cross-entropy + penalty`` over minibatches; the mean, not the sum that the convex problems have.
 
     ``penalty="group"`` adds ``beta`` times the group norm of theorem 3 (Ergen et al. 2022) and takes the layers out of the
-    weight decay; ``"ridge"`` adds ``beta / batch_size`` times the sum of squares (the report, section 5.2). The learning
+    weight decay; ``"ridge"`` adds ``beta / batch_size`` times the sum of squares (Fisher et al., section 5.2). The learning
     rate rises over ``warmup`` iterations and is then constant.
     """
 
@@ -28,15 +28,15 @@ class Training:
     betas: tuple[float, float] = (0.9, 0.98)
     warmup: int = 10
     batch_size: int | None = 512
-    """None, or more than there are training samples: all of them."""
+    """Samples per iteration; None, or more than the training set has, for full batches."""
     penalty: str = "none"
     beta: float = 0.0
     train_fraction: float = 0.5
     target: float | None = 0.99
-    """Stop when every seed has had this train and test accuracy, each once; None: go on to the last iteration."""
+    """Stop when every seed has reached this accuracy, once in training and once in test; None runs all iterations."""
     evaluate_every: int = 10
     spectra_every: int | None = None
-    """Record singular values every so many iterations; None: never."""
+    """Iterations between records of singular values; None records none."""
     max_time: float | None = None
 
     def __post_init__(self) -> None:

@@ -1,4 +1,4 @@
-"""Named settings: what the papers print, what the report prints, and what a sweep found to work."""
+"""Named settings: those that the papers print, and those that a sweep found to work."""
 
 from __future__ import annotations
 
@@ -56,14 +56,18 @@ def recipe(name: str) -> Recipe:
     return RECIPES[name]
 
 
-# the report, section 5.2: width 128, one head, batches of 32, Adam at 1e-3, ridge 1e-4, decay 1e-6; softmax: decay 1
+# Fisher et al., section 5.2: width 128, one head, batches of 32, Adam at 1e-3, ridge 1e-4, decay 1e-6; softmax: decay 1
 _AS_REPORTED = Training(
     iterations=300_000, learning_rate=1e-3, betas=(0.9, 0.999), batch_size=32, evaluate_every=500, weight_decay=1.0
 )
 _RIDGE = _AS_REPORTED.but(weight_decay=1e-6, penalty="ridge", beta=1e-4)
+# Power et al. 2022: AdamW at 1e-3, weight decay 1
 _POWER = Training(iterations=8000, learning_rate=1e-3, evaluate_every=50)
+# gates as printed in equation (12) of Ergen et al. 2022: rank one, on all channels
 _PRINTED: dict[str, Any] = {"width": 128, "blocks": 1, "gates": 16, "rank_one": True}
+# division mod 15: full batches of 60 pairs
 _SMALL: dict[str, Any] = {"batch_size": None, "iterations": 4000, "evaluate_every": 50}
+# what stacks of four layers need to train on every seed
 _STEADY: dict[str, Any] = {"normalize": True, "residual": True}
 
 
@@ -100,10 +104,10 @@ RECIPES: dict[str, Recipe] = {
     ),
     "paper-softmax-1": Recipe("softmax, Power et al., L=1", "softmax", _POWER, {"depth": 1}),
     "paper-softmax-2": Recipe("softmax, Power et al., L=2", "softmax", _POWER, {"depth": 2}),
-    # the report, section 5.2
-    "report-convex": Recipe("convex, the report's", "report", _RIDGE),
-    "report-kernel": Recipe("convex kernel, the report's", "report", _RIDGE, {"kernel": "chi"}),
-    "report-softmax": Recipe("softmax, the report's", "softmax", _AS_REPORTED, {"depth": 2, "heads": 1}),
+    # Fisher et al., section 5.2
+    "report-convex": Recipe("convex, Fisher et al.", "report", _RIDGE),
+    "report-kernel": Recipe("convex kernel, Fisher et al.", "report", _RIDGE, {"kernel": "chi"}),
+    "report-softmax": Recipe("softmax, Fisher et al.", "softmax", _AS_REPORTED, {"depth": 2, "heads": 1}),
     # periodicity, the best of the same sweep
     "periodicity-convex-1": _blocks(
         "tuned", 1, 64, learning_rate=2e-2, weight_decay=1.0, iterations=4000, shape={"separate": True}

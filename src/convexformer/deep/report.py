@@ -1,4 +1,4 @@
-"""The two-layer model of the report (section 5.2): attention-only layers, an MLP between, with or without a kernel map."""
+"""The two-layer model of Fisher et al., *Convex Self-Attention Mechanisms* (a report of UC San Diego), section 5.2."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from convexformer.deep.convex import apply_fastfood, stacked_fastfood
 
 @final
 class ReportTransformer(SequenceModel):
-    """``logits_l = <Z2_l, phi(m(h))>``, ``h_l = <Z1_l, phi(X)>``: program (5) of the report twice, a ReLU MLP m between.
+    """``logits_l = <Z2_l, phi(m(h))>``, ``h_l = <Z1_l, phi(X)>``: program (5) of Fisher et al. twice, a ReLU MLP m between.
 
     ``kernel="chi"`` is its kernel preconditioning, ``phi_cvx``, which is a fixed linear map (``features.Fastfood``);
-    ``None`` leaves ``phi`` out. The report does not specify the MLP; here it has four times the width and one bias. Learned
+    ``None`` leaves ``phi`` out. Fisher et al. do not specify the MLP; here it has four times the width and one bias. Learned
     embeddings, so the training problem is not convex.
     """
 
@@ -46,7 +46,7 @@ class ReportTransformer(SequenceModel):
         self.Z2 = nn.Parameter(draw(second, n_classes, scale=second**-0.5))
 
     def last_tokens(self, symbols: Tensor) -> Tensor:
-        """``(S, B, 1, d)``: ``phi`` of what the MLP gives."""
+        """``(S, B, 1, d)``: ``phi`` of the output of the MLP."""
         X = self._mapped(self.embedding(self.expanded(symbols)), 0)
         h = X.flatten(2) @ self.Z1
         h = functional.relu(h @ self.up + self.bias[:, None]) @ self.down
@@ -57,11 +57,11 @@ class ReportTransformer(SequenceModel):
         return self.Z2.unsqueeze(1)
 
     def matrices(self) -> dict[str, Tensor]:
-        """Return ``Z1``, ``Z2`` and the MLP: all that the report's penalty covers but the bias."""
+        """Return ``Z1``, ``Z2`` and the MLP: the weights that the penalty of Fisher et al. covers, without the bias."""
         return {"Z1": self.Z1, "up": self.up, "down": self.down, "Z2": self.Z2}
 
     def group_norm(self) -> Tensor:
-        """The group norm of program (5) on both layers: one group a token and output."""
+        """The group norm of program (5) on both layers: one group per token and output."""
         rows = self.Z1.view(len(self.seeds), self.n_tokens, -1, self.width).norm(dim=2).sum((1, 2))
         return rows + self.Z2.norm(dim=1).sum(1)
 

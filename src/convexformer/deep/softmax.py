@@ -13,7 +13,7 @@ from torch.nn import functional
 from convexformer.deep.base import Embedding, SequenceModel, positive
 from convexformer.registry import one_of
 
-LAYER_NORMS = ("post", "pre", "none")
+LAYER_NORMS = ("post", "pre", "none")  # LayerNorm after each sublayer, before it, or not at all
 
 
 @final
@@ -75,7 +75,7 @@ class SoftmaxTransformer(SequenceModel):
             self.gain_last = nn.Parameter(draw(d, scale=0.0) + 1)
 
     def last_tokens(self, symbols: Tensor) -> Tensor:
-        """``(S, B, 1, d)``: the stream at the equals sign."""
+        """``(S, B, 1, d)``: the residual stream at the equals sign."""
         x = self.embedding(self._equation(self.expanded(symbols))) + self.position[:, None]  # (S, B, 2n, d)
         for l in range(self.depth):
             last = l == self.depth - 1
@@ -121,7 +121,7 @@ class SoftmaxTransformer(SequenceModel):
         parts = (y.flatten(1, 2) @ self.get_parameter(f"qkv{l}")).view(S * B, n, 3, self.heads, d // self.heads)
         q, k, v = parts.permute(2, 0, 3, 1, 4)  # (S * B, heads, n, d / heads) each
         mask = self.mask
-        if last:  # only the equals sign is read
+        if last:  # only the output at the equals sign is used
             q, x, mask = q[:, :, -1:], x[:, :, -1:], mask[-1:]
         weights = (q @ k.mT / math.sqrt(d // self.heads) + mask).softmax(-1)
         mixed = (weights @ v).transpose(1, 2).reshape(S, -1, d) @ self.get_parameter(f"out{l}")

@@ -1,4 +1,4 @@
-"""Spectra of weights: singular values, effective rank, spectral norm (the report, section 7)."""
+"""Spectra of weights: singular values, effective rank, spectral norm (Fisher et al., section 7)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The inner loop: a block of AdamW steps, replayed as one CUDA graph on a GPU and plain on a CPU."""
+"""The inner loop: a block of AdamW steps, replayed as one CUDA graph on a GPU and run eagerly on a CPU."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from convexformer.deep.base import SequenceModel
 from convexformer.deep.batches import Batches, Split
 from convexformer.deep.options import Training
 
-LOGIT_CHUNK = 1 << 22  # logits (rows times classes) that an evaluation computes at once
+LOGIT_CHUNK = 1 << 22  # logits (rows times classes times seeds) that an evaluation computes at once
 
 
 @final

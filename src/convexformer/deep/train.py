@@ -22,8 +22,8 @@ from convexformer.deep.stepper import Stepper
 from convexformer.progress import StepBar, step_bar
 from convexformer.threads import few_threads
 
-CHECKPOINT_SECONDS = 30.0
-MAX_GRAPH_STEPS = 10  # in one CUDA graph
+CHECKPOINT_SECONDS = 30.0  # between two checkpoints
+MAX_GRAPH_STEPS = 10  # training steps captured in one CUDA graph, at most
 
 
 def train(

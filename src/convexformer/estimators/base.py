@@ -1,4 +1,4 @@
-"""What the estimators share: scikit-learn's interface around a problem, a solve and a certificate."""
+"""Base of the estimators: scikit-learn's interface around a problem, a solve and a certificate."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ from convexformer.solving import certify, solve
 
 
 class TokenEstimator(BaseEstimator, ABC):
-    """Reads tokens, standardises them, solves, and certifies; what is a target is left to the subclasses.
+    """Reads tokens, standardises them, solves, and certifies; subclasses handle the targets.
 
     ``X`` is ``(N, s, d)``, or ``(N, p)`` taken as one token of size ``p`` (``token_shape=(s, d)`` reshapes it), or a list
     of ragged ``(s_i, d)`` arrays; ``mask: (N, s)`` marks the real tokens of padded samples, in ``score`` as in ``fit``.
     ``beta`` is absolute and, when given, overrides ``beta_ratio``, a fraction of ``beta_max``. ``standardize`` centres and
     scales each channel over the real training tokens. ``random_state`` draws the gates.
 
-    Ctrl-C ends ``fit`` with KeyboardInterrupt, so that a loop or a search around it ends, too. The best point so far is
+    Ctrl-C ends ``fit`` with KeyboardInterrupt, so that a loop or a search around it ends as well. The best point so far is
     kept with its certificate: the estimator predicts, and ``fit`` with ``warm_start=True`` continues from it.
     """
 
@@ -97,7 +97,7 @@ class TokenEstimator(BaseEstimator, ABC):
 
     @property
     def token_importance_(self) -> np.ndarray:
-        """``(s,)`` the norm of each token position's weights; only for heads that tell positions apart."""
+        """``(s,)`` the norm of each token position's weights; only for heads with weights per position."""
         check_is_fitted(self, "solution_")
         norms = self.solution_.token_norms()
         if norms is None:

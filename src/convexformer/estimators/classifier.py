@@ -108,7 +108,7 @@ class TokenClassifier(ClassifierMixin, TokenEstimator):
     def _encode(self, labels: np.ndarray, w: np.ndarray | None) -> tuple[np.ndarray, np.ndarray | None]:
         """Return labels as the loss expects them, and sample weights times class weights."""
         if not np.isin(labels, self.classes_).all():
-            raise ValueError("y holds labels that were not there when the estimator was fitted.")
+            raise ValueError("y holds labels that the estimator was not fitted with.")
         codes = np.searchsorted(self.classes_, labels)
         if self.class_weight is not None:
             by_class = compute_sample_weight(self.class_weight, labels)

@@ -1,4 +1,4 @@
-"""What estimators accept: tokens or a table, labels, real targets, a head by name, a random state."""
+"""Readers of the estimators' inputs: tokens or a table, labels, real targets, a head by name, a random state."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def is_tokens(X: Any) -> bool:
 def warn_of_padding(X: Any) -> None:
     """Warn when a model fitted with a mask gets one array without a mask.
 
-    A warning and no error: samples without padding need no mask.
+    Not an error, since samples without padding need no mask.
     """
     if not isinstance(X, (TokenDataset, list, tuple)) and getattr(X, "dtype", None) != np.dtype(object):
         warn(
@@ -37,7 +37,7 @@ def warn_of_padding(X: Any) -> None:
 
 
 def as_table(X: Any) -> Any:
-    """Return ``X`` for scikit-learn's validation: tensors as arrays, bfloat16 (which NumPy has not) as float32."""
+    """Return ``X`` for scikit-learn's validation: tensors as arrays, bfloat16 (which NumPy lacks) as float32."""
     if not isinstance(X, Tensor):
         return X
     X = X.detach().cpu()
@@ -62,7 +62,7 @@ def read_real(y: Any) -> np.ndarray:
     if not bool(torch.isfinite(values).all()):
         raise ValueError("Input y contains NaN or infinity. Drop those samples or impute their targets.")
     if values.ndim == 0:
-        raise ValueError("y is a single number; expected one target a sample.")
+        raise ValueError("y is a single number; expected one target per sample.")
     return values.numpy()
 
 

@@ -29,7 +29,7 @@ from convexformer.solvers.status import Status
 
 
 class CrossValidated(TokenEstimator):
-    """What the estimators that choose beta by cross-validation share; the first base class of both.
+    """Base of the estimators that choose beta by cross-validation; it must come first among their bases.
 
     Each fold standardises on its own training part, walks a warm-started path of ``n_betas`` from its ``beta_max`` down to
     ``beta_min_ratio`` of it, and scores every certified solution on the part left out. ``selection="best"`` takes the ratio
@@ -116,7 +116,7 @@ class CrossValidated(TokenEstimator):
         targets = self._read_targets(y)
         if self.scoring is None and targets.ndim > 2:
             raise ValueError(
-                f"y has shape {targets.shape}, targets per token, and scoring=None means R^2, one row a sample. "
+                f"y has shape {targets.shape}, targets per token, and scoring=None means R^2, one row per sample. "
                 "Pass scoring=callable(estimator, X, y), or choose beta yourself along cf.path."
             )
         ratios = beta_ratios(self.n_betas, self.beta_min_ratio)

@@ -1,1 +1,1 @@
-"""Experiments: one a file; config in, numbers and figures out."""
+"""Experiments, one per file: each takes settings and writes numbers and figures."""

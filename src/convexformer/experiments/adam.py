@@ -1,4 +1,4 @@
-"""The usual way: the ordinary network, trained by Adam from a random start."""
+"""The baseline: the ordinary network, trained by Adam from a random start."""
 
 from __future__ import annotations
 

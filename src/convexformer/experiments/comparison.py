@@ -16,7 +16,7 @@ from convexformer.problem import Problem
 from convexformer.solution import Solution
 from convexformer.solving import solve
 
-GOALS = (1e-3, 1e-6)
+GOALS = (1e-3, 1e-6)  # certified relative gaps to time
 
 
 def planted(N: int, s: int, d: int, beta_ratio: float, seed: int = 0) -> Problem:
@@ -32,7 +32,7 @@ def planted(N: int, s: int, d: int, beta_ratio: float, seed: int = 0) -> Problem
 
 
 def compare(N: int, s: int, d: int, beta_ratio: float, adam_steps: int = 300) -> dict[str, Any]:
-    """Time ``solve`` to certified gaps of 1e-3 and 1e-6, each solver from cold, and see how far Adam comes.
+    """Time ``solve`` to certified gaps of 1e-3 and 1e-6, each solver from a cold start, and measure how close Adam gets.
 
     Adam trains the ordinary network with as many heads as tokens, at the best of three learning rates; its distance is to
     the lower bound of our most accurate solution. Our times are the smaller of two runs, since the first one compiles.

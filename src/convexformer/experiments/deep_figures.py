@@ -12,7 +12,7 @@ from matplotlib.ticker import PercentFormatter
 
 from convexformer.deep import History, Run
 
-GUIDE_COLOUR = "0.55"
+GUIDE_COLOUR = "0.55"  # grey of reference lines
 
 
 def learning(runs: dict[str, Run], file: Path, title: str = "", chance: float | None = None) -> Path:
@@ -69,7 +69,7 @@ def iterations(rows: list[dict[str, Any]], file: Path, title: str = "") -> Path:
 
 
 def spectra(runs: dict[str, Run], layers: tuple[str, ...], file: Path, title: str = "") -> Path:
-    """Draw the singular values of layers over training, seed 0, below the accuracies (figures 3 and 4 of the report)."""
+    """Draw the singular values of layers over training, seed 0, below the accuracies (figures 3 and 4 of Fisher et al.)."""
     rows, columns = len(layers) + 1, len(runs)
     figure = Figure(figsize=(4.6 * columns, 2.5 * rows), layout="constrained")
     axes = figure.subplots(rows, columns, squeeze=False, sharex="col")

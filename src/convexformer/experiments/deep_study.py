@@ -1,4 +1,4 @@
-"""What the experiments on trained stacks share: models by name, rows of a table, and certified last layers."""
+"""Base of the experiments on trained stacks: models by name, rows of a table, and certified last layers."""
 
 from __future__ import annotations
 

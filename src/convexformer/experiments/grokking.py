@@ -1,4 +1,4 @@
-"""Division mod 97: figures 4, 5 and 7 of Ergen et al. 2022, figure 1 and table 1 of the report, and what a sweep adds."""
+"""Division mod 97: figures 4, 5 and 7 of Ergen et al. 2022, figure 1 and table 1 of Fisher et al., and our own sweep."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from convexformer.experiments import deep_figures as figures
 from convexformer.experiments.deep_study import TrainedStacks, every, median, ratio, span, steps, worst
 from convexformer.experiments.study import Verdict
 
-MODULUS = 97
+MODULUS = 97  # of the division task
 SWEEP = (
     "The tuned rows come from one sweep for both families (`benchmarks/gpu_grokking.py`): 3 learning rates, 3 weight decays "
     "and 2 shapes for each depth, 3 seeds each, other seeds than those reported here."
 )
-ITERATION_LIMITS = {1: 300, 2: 300, 4: 1000}  # by depth: within which our own recipes should reach 99%
+ITERATION_LIMITS = {1: 300, 2: 300, 4: 1000}  # by depth: iterations in which the tuned recipes should reach 99%
 GROKKING_TUNED = ("convex-1", "convex-2", "convex-4", "softmax-1", "softmax-2", "softmax-4")
 GROKKING_PAPER = (
     "convex-1-slow",
@@ -124,18 +124,18 @@ def _paper(stacks: TrainedStacks, task: SymbolTask) -> None:
 
 
 def _report(stacks: TrainedStacks, task: SymbolTask) -> None:
-    """The settings of the report, section 5.2; iterations as in its figure 1, epochs as in its table 1."""
+    """The settings of Fisher et al., section 5.2; iterations as in its figure 1, epochs as in its table 1."""
     for key in REPORT_RECIPES:
         stacks.train(key, recipe(key), task, max_time=20.0)
     convex, kernel, softmax = (stacks.runs[key] for key in REPORT_RECIPES)
     stacks.study.find(
-        "the report, figure 1",
+        "Fisher et al., figure 1",
         "kernel preconditioning narrows the grokking gap",
         f"from {steps(convex.grokking_gap())} to {steps(kernel.grokking_gap())} iterations",
         _fewer(median(kernel.grokking_gap()), median(convex.grokking_gap())),
     )
     stacks.study.find(
-        "the report, section 6",
+        "Fisher et al., section 6",
         "the kernel model needs fewer iterations than the convex one, and that fewer than the softmax transformer",
         f"{steps(kernel.iterations_to())}, {steps(convex.iterations_to())}, {steps(softmax.iterations_to())}",
         _ordered([median(each.iterations_to()) for each in (kernel, convex, softmax)]),
@@ -153,12 +153,12 @@ def _report(stacks: TrainedStacks, task: SymbolTask) -> None:
         }
     stacks.study.numbers["table_1"] = rows
     stacks.study.find(
-        "the report, table 1",
+        "Fisher et al., table 1",
         "epochs to 99%: convex 1,556, kernel 1,475, softmax 1,662",
         ", ".join(steps(stacks.runs[key].iterations_to() / epoch) for key in REPORT_RECIPES),
         Verdict.NO if not np.isfinite(softmax.iterations_to()).all() else Verdict.PARTLY,
     )
-    _figure(stacks, "report.png", "the report's settings (its figure 1)", REPORT_RECIPES)
+    _figure(stacks, "report.png", "the settings of Fisher et al. (their figure 1)", REPORT_RECIPES)
 
 
 def _figure(stacks: TrainedStacks, name: str, caption: str, keys: tuple[str, ...]) -> None:

@@ -233,7 +233,7 @@ def aligned(flows: FlowStudy) -> None:
     start = aligned_init(*data, seed=config.seed)
     flow = gradient_flow(*data, init=start, log_time=config.log_time, records=config.records)
     random = gradient_flow(*data, init=0.1, seed=config.seed, log_time=1e3, records=config.records)
-    distance, crooked = float(flow.distance_to(nuclear)), flow.misalignment
+    distance, misalignment = float(flow.distance_to(nuclear)), flow.misalignment
     until = flow.log_time <= 100
     study.findings += [
         Finding.of_prediction(
@@ -257,16 +257,16 @@ def aligned(flows: FlowStudy) -> None:
             "lemma 5.1",
             "the flow preserves alignment",
             "sine 0",
-            f"{crooked[until].max():.0e} to log t = 100, {crooked.max():.0e} later (steps of finite size)",
-            bool(crooked[until].max() < 1e-9 and crooked.max() < 1e-2),
+            f"{misalignment[until].max():.0e} to log t = 100, {misalignment.max():.0e} later (steps of finite size)",
+            bool(misalignment[until].max() < 1e-9 and misalignment.max() < 1e-2),
         ),
     ]
     study.numbers["aligned"] = {
         "nuclear": svm_numbers(nuclear),
         "distance": distance,
         "distance_between_the_svms": apart,
-        "misalignment_to_log_t_100": float(crooked[until].max()),
-        "misalignment_later": float(crooked.max()),
+        "misalignment_to_log_t_100": float(misalignment[until].max()),
+        "misalignment_later": float(misalignment.max()),
         "misalignment_of_a_random_start": [float(random.misalignment[0]), float(random.misalignment[-1])],
         "rate": float(flow.rate()),
         "expected_rate": flow.expected_rate(nuclear),
@@ -287,8 +287,8 @@ def counterexample(flows: FlowStudy) -> None:
     flow = gradient_flow(*data, parametrization="diagonal", init=start, log_time=1e6, records=config.records)
     tokens = data.X.copy()
     tokens[1, 1, 2] = -2.0  # the second sequence now gains as much as the first: assumption 3 holds
-    mended = Sample(tokens, *data[1:])
-    right = gradient_flow(*mended, parametrization="diagonal", init=0.5, log_time=300.0, records=config.records)
+    satisfying = Sample(tokens, *data[1:])
+    right = gradient_flow(*satisfying, parametrization="diagonal", init=0.5, log_time=300.0, records=config.records)
     wrong, token = flow.selected_tokens, int(flow.optimal_tokens[1])
     three = report[3].numbers
     study.findings += [
@@ -311,7 +311,7 @@ def counterexample(flows: FlowStudy) -> None:
             "the same tokens with scores that satisfy it",
             "both optimal tokens",
             f"margins {right.margins[-1, 0, 0]:+.1e} / {right.margins[-1, 1, 0]:+.1e}",
-            bool((right.selected_tokens == right.optimal_tokens).all() and check_assumptions(*mended)[3].holds),
+            bool((right.selected_tokens == right.optimal_tokens).all() and check_assumptions(*satisfying)[3].holds),
         ),
     ]
     study.numbers["counterexample"] = {

@@ -1,4 +1,4 @@
-"""What the parts of the implicit-bias experiment share: settings, and the numbers that findings are made of."""
+"""Settings of the implicit-bias experiment, and the numbers in its findings."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import numpy as np
 from convexformer.experiments.study import Finding, Study
 from convexformer.margin import AttentionSVM, Flow, Sample, check_assumptions
 
-SVM_TOLERANCE = 1e-6
-Curve = tuple[str, Flow, AttentionSVM]  # for the overview: a name, a flow, and the SVM it is said to solve
+SVM_TOLERANCE = 1e-6  # certified relative gap of every SVM
+Curve = tuple[str, Flow, AttentionSVM]  # for the overview: a name, a flow, and the SVM it should converge to
 
 
 @final
 @dataclass(frozen=True)
 class Config:
-    """Everything that decides the numbers."""
+    """All settings that the numbers depend on."""
 
     quick: bool
     seed: int = 0
@@ -53,7 +53,7 @@ def certificate_finding(name: str, svm: AttentionSVM) -> Finding:
 
 
 def svm_numbers(svm: AttentionSVM) -> dict[str, Any]:
-    """Return what is worth keeping of a fitted SVM."""
+    """Return the numbers of a fitted SVM for ``results.json``."""
     proof = svm.certificate_
     return {
         "objective": svm.objective_,

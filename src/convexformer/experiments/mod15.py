@@ -15,7 +15,7 @@ from convexformer.experiments.deep_study import TrainedStacks, every, span, step
 from convexformer.experiments.study import Verdict
 
 MOD15_RECIPES = ("mod15-convex-1", "mod15-convex-2", "mod15-convex-4", "mod15-softmax-1", "mod15-softmax-4")
-FRACTIONS = (0.5, 0.6, 0.7, 0.8, 0.9)
+FRACTIONS = (0.5, 0.6, 0.7, 0.8, 0.9)  # of the pairs used for training
 
 
 def run(

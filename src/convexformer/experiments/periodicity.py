@@ -1,4 +1,4 @@
-"""The periodicity task: figure 2 of the report, and what a sweep adds."""
+"""The periodicity task: figure 2 of Fisher et al., and a sweep of our own."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def run(
             Verdict.YES if median(own) < median(other) else Verdict.PARTLY if count else Verdict.NO,
         )
         stacks.study.find(
-            "the report, section 6",
+            "Fisher et al., section 6",
             "the task's difficulty prevents perfect validation accuracy, in the convex and the softmax case",
             f"convex L=2: 99% on {count} of {stacks.seeds} seeds; softmax L=1: "
             f"{int(np.isfinite(other).sum())} of {stacks.seeds}",
@@ -54,7 +54,7 @@ def run(
         for key in REPORT_RECIPES:
             stacks.train(key, recipe(key), task, max_time=20.0 if stacks.quick else 12.0)
         _report(stacks)
-        _figure(stacks, "report.png", "the report's settings (its figure 2)", REPORT_RECIPES, zero)
+        _figure(stacks, "report.png", "the settings of Fisher et al. (their figure 2)", REPORT_RECIPES, zero)
     stacks.study.draw(figures.iterations, "iterations.png", "iterations to 99%, and the grokking gap", stacks.rows())
     stacks.notes.append(
         f"log2 97 is taken as its floor, 6. A share of {zero:.1%} of the answers is 0 (2x mod 6 = 0): the dashed line."
@@ -67,7 +67,7 @@ def _report(stacks: TrainedStacks) -> None:
     convex, kernel, softmax = (stacks.runs[key] for key in REPORT_RECIPES)
     best = [each.history.test_accuracy.max(0) for each in (convex, kernel, softmax)]
     stacks.study.find(
-        "the report, figure 2",
+        "Fisher et al., figure 2",
         "both convex models reach a higher validation accuracy than the softmax transformer",
         f"best test accuracy: convex {span(best[0])}, kernel {span(best[1])}, softmax {span(best[2])}; trained for "
         + ", ".join(f"{each.history.iteration[-1]:,}" for each in (convex, kernel, softmax))
@@ -75,7 +75,7 @@ def _report(stacks: TrainedStacks) -> None:
         Verdict.YES if min(np.median(best[0]), np.median(best[1])) > np.median(best[2]) else Verdict.NO,
     )
     stacks.study.find(
-        "the report, figure 2",
+        "Fisher et al., figure 2",
         "the kernel model's train and validation accuracy converge together",
         f"99% train at {steps(kernel.iterations_to(part='train'))}, gap {steps(kernel.grokking_gap())}; "
         f"test accuracy at the end {span(kernel.history.test_accuracy[-1])}",

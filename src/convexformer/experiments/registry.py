@@ -1,7 +1,7 @@
 """The experiments by name. Each is a function ``run(output, *, quick, console) -> dict`` that writes a folder.
 
 The result holds ``"certified"``: whether every optimum is certified and, for ``implicit-bias``, every prediction held.
-Those on trained stacks take a ``preset`` as well, and set claims beside measurements without judging a run by them.
+Those on trained stacks also take a ``preset``; their claims and measurements do not affect ``"certified"``.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any, final
 from convexformer.registry import one_of, unknown
 
 Run = Callable[..., dict[str, Any]]
-PRESETS = ("tuned", "paper", "report", "all")
+PRESETS = ("tuned", "paper", "report", "all")  # our sweep, Ergen et al., Fisher et al. (a report), all of them
 
 
 @final
@@ -25,7 +25,7 @@ class Experiment:
     target: str
     help: str
     presets: tuple[str, ...] = ()
-    """The settings to choose from; empty where there is one."""
+    """The settings to choose from; empty where there is only one."""
 
     def load(self) -> Run:
         """Import the function that runs it."""
@@ -49,7 +49,7 @@ EXPERIMENTS: dict[str, Experiment] = {
     ),
     "grokking": Experiment(
         "convexformer.experiments.grokking:run",
-        "division mod 97, stacks against softmax transformers (Ergen et al. 2022, figures 4, 5, 7; the report, figure 1)",
+        "division mod 97, stacks against softmax transformers (Ergen et al. 2022, figures 4, 5, 7; Fisher et al., figure 1)",
         PRESETS,
     ),
     "mod15": Experiment(
@@ -58,10 +58,12 @@ EXPERIMENTS: dict[str, Experiment] = {
         PRESETS,
     ),
     "periodicity": Experiment(
-        "convexformer.experiments.periodicity:run", "the periodicity task (the report, figure 2)", PRESETS
+        "convexformer.experiments.periodicity:run", "the periodicity task (Fisher et al., figure 2)", PRESETS
     ),
     "spectra": Experiment(
-        "convexformer.experiments.spectra:run", "singular values over training (the report, figures 3 and 4)", PRESETS
+        "convexformer.experiments.spectra:run",
+        "singular values over training (Fisher et al., figures 3 and 4)",
+        PRESETS,
     ),
 }
 

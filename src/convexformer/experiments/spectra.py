@@ -1,4 +1,4 @@
-"""Singular values of the weights over training: figures 3 and 4 of the report."""
+"""Singular values of the weights over training: figures 3 and 4 of Fisher et al."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def run(
         _tuned(stacks, "periodicity", period, ("periodicity-convex-2",))
         stacks.certify("division convex-2", division)
     if "report" in stacks.presets:
-        # the report's table 1 ends at about 1,500 epochs of 146 batches; its figures go past generalisation
+        # table 1 of Fisher et al. ends at about 1,500 epochs of 146 batches; its figures go past generalisation
         seconds = 15.0 if stacks.quick else 12.0
         for name, task, figure in (("division", division, "3"), ("periodicity", period, "4")):
             keys = tuple(f"{name} {key}" for key in SPECTRA_RECIPES)
@@ -36,7 +36,7 @@ def run(
                 stacks.train(
                     key, recipe(source), task, spectra_every=500, target=None, max_time=seconds, iterations=40_000
                 )
-            _draw(stacks, keys, ("Z1", "Z2"), f"report_{name}", f"the report's figure {figure}: {task.name}")
+            _draw(stacks, keys, ("Z1", "Z2"), f"report_{name}", f"figure {figure} of Fisher et al.: {task.name}")
             _claims(stacks, figure, *(stacks.runs[key] for key in keys))
     return stacks.finish()
 
@@ -54,8 +54,8 @@ def _tuned(stacks: TrainedStacks, name: str, task: SymbolTask, keys: tuple[str, 
 
 
 def _claims(stacks: TrainedStacks, figure: str, convex: Run, kernel: Run) -> None:
-    """Section 7 of the report, in order."""
-    source = f"the report, figure {figure}"
+    """The claims of Fisher et al., section 7, in order."""
+    source = f"Fisher et al., figure {figure}"
     one, two = (convex.history.effective_rank(layer) for layer in ("Z1", "Z2"))
     stacks.study.find(
         source,

@@ -1,7 +1,7 @@
-"""One experiment while it runs: what was claimed and measured, its figures and numbers, and the folder it writes.
+"""The state of a running experiment: claims and measurements, figures and numbers, and the folder it writes.
 
 An experiment begins a :class:`Study`, adds findings and figures, and finishes it with its results. The folder then holds
-the figures, ``config.json`` (everything that decides the numbers), ``results.json`` and ``summary.md`` with
+the figures, ``config.json`` (all settings that the numbers depend on), ``results.json`` and ``summary.md`` with
 ``summary.html``. The ``"certified"`` of the results decides the exit code of the command line.
 """
 
@@ -101,7 +101,7 @@ class Study:
         self.figures.append((figure(*arguments, file=self.output / name, **options), caption))
 
     def write_config(self, settings: dict[str, Any]) -> None:
-        """Write ``config.json``: the version, the experiment, and everything else that decides the numbers."""
+        """Write ``config.json``: the version, the experiment, and all other settings that the numbers depend on."""
         write_json(self.output / "config.json", {"convexformer": __version__, "experiment": self.name, **settings}, 1)
 
     def page(self) -> Document:

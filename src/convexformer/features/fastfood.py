@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from convexformer.data.tokens import TokenDataset, as_tensor, check_finite
 from convexformer.registry import one_of
 
-KINDS = ("gaussian", "positive", "chi")
-KERNELS = ("gaussian", "softmax")
+KINDS = ("gaussian", "positive", "chi")  # of features, see :class:`Fastfood`
+KERNELS = ("gaussian", "softmax")  # that positive features approximate
 RADIX = 32  # size of the Hadamard factors: products of small matrices are faster than log2(D) passes over memory
 
 
@@ -36,8 +36,8 @@ def hadamard(size: int, like: Tensor | None = None) -> Tensor:
 def fwht(X: Tensor) -> Tensor:
     """Return ``X H`` along the last axis, whose size D is a power of two, in O(D log D) and unnormalised.
 
-    ``H_D`` is a Kronecker product of Hadamard matrices of size at most 32. Each turn multiplies the leading factor of the
-    index and moves it to the end; after all of them the order is the old one.
+    ``H_D`` is a Kronecker product of Hadamard matrices of size at most 32. Each pass multiplies the leading factor of the
+    index and moves it to the end; after all passes the original order is restored.
     """
     D = X.shape[-1]
     rest, out = D, X.reshape(-1, D)
@@ -61,12 +61,13 @@ class Fastfood(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator,
         ``[cos Vx, sin Vx] / sqrt(m)``, m frequencies: an unbiased estimate of ``exp(-|x - y|^2 / (2 sigma^2))``.
     ``"positive"``
         ``exp(Vx - |x|^2 / sigma^2) / sqrt(m)``: the same kernel, positive features; with ``kernel="softmax"`` the offset
-        is ``|x|^2 / (2 sigma^2)`` and the kernel ``exp(x . y / sigma^2)``. (The offset ``|x|^2`` of the report, section
-        4, is right for sigma = 1 alone.) The variance grows quickly with ``|x|``.
+        is ``|x|^2 / (2 sigma^2)`` and the kernel ``exp(x . y / sigma^2)``. (The offset ``|x|^2`` of Fisher et al.,
+        section 4, is right for sigma = 1 only.) The variance grows quickly with ``|x|``.
     ``"chi"``
-        the report's ``phi_cvx``, ``S H G_chi Pi H B x / (sigma sqrt(D))``, with chi variables of ``dof`` degrees in ``G``.
-        It is a fixed **linear** map, no kernel approximation: a head with it has the same functions as without, under
-        another norm. It is here to reproduce the report; :meth:`matrix` returns it.
+        ``phi_cvx`` of Fisher et al. (*Convex Self-Attention Mechanisms*), ``S H G_chi Pi H B x / (sigma sqrt(D))``, with
+        chi variables of ``dof`` degrees in ``G``. It is a fixed **linear** map, no kernel approximation: a head with it
+        has the same functions as without, under another norm. It is here to reproduce their experiments;
+        :meth:`matrix` returns it.
 
     ``n_features`` is the number of outputs: even for ``"gaussian"``, which has pairs. None takes as many projections as
     the padded size D, so D features, or 2D for ``"gaussian"``.

@@ -1,7 +1,7 @@
-"""What a penalty is: its value and its conjugate, which every certificate reads, and what it may offer to solvers.
+"""Interfaces of penalties: value and conjugate, which certificates need, and optional capabilities for solvers.
 
 A solver asks for a capability by type: :class:`Proximal` (FISTA), :class:`Sliced` (working sets), :class:`Factored`
-(the staircase), :class:`Atomic` (Frank-Wolfe). They are structural: a class has one by defining its methods.
+(the staircase), :class:`Atomic` (Frank-Wolfe). They are structural protocols: a class has one by defining its methods.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch import Tensor
 
 
 class PolarKind(Enum):
-    """How far a polar value may be trusted."""
+    """How a computed polar value relates to the true one."""
 
     EXACT = "exact"
     UPPER = "upper bound"
@@ -42,7 +42,7 @@ class Polar:
 
 
 class LinearMap(Protocol):
-    """A stack of matrices ``M: (B, p, q)`` known through products with vectors."""
+    """A stack of matrices ``M: (B, p, q)`` accessed through products with vectors."""
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -84,7 +84,7 @@ DualMatrix: TypeAlias = "Tensor | LinearMap"
 
 
 def as_tensor(matrix: Tensor | LinearMap | FactoredWeights) -> Tensor:
-    """Return the matrix as one tensor, for penalties that know tensors only."""
+    """Return the matrix as one tensor, for penalties that take tensors only."""
     return matrix if isinstance(matrix, Tensor) else matrix.dense()
 
 
@@ -97,24 +97,24 @@ class Penalty(ABC):
     sparse: bool = True
     """Whether ``Z = 0`` is optimal at some finite beta."""
     indicator_conjugate: bool = False
-    """Whether ``(beta g)*`` is zero where it is finite, as for a gauge: the scale of a dual point then costs nothing."""
+    """Whether ``(beta g)*`` is zero where it is finite, as for a gauge: a feasible dual point then has no penalty term."""
     sync_free: bool = True
     """Whether the prox works without a host sync."""
 
     @abstractmethod
     def value(self, Z: WeightsLike) -> Tensor:
-        """``g(Z)``, a scalar tensor; ``Z`` is a tensor, or low-rank weights where the penalty knows them."""
+        """``g(Z)``, a scalar tensor; ``Z`` is a tensor, or low-rank weights where the penalty takes them."""
 
     @abstractmethod
     def max_dual_scale(self, M: DualMatrix, beta: float, *, quick: bool = False) -> tuple[float, Polar]:
-        """Return the largest ``t`` for which ``(beta g)*(t M)`` is surely finite, with the polar behind it.
+        """Return the largest ``t`` for which ``(beta g)*(t M)`` is certain to be finite, with the polar it comes from.
 
-        ``quick`` allows an estimate, good for steering a solver but for no certificate (its kind says so).
+        ``quick`` allows an estimate, which may steer a solver but never certifies (see its kind).
         """
 
     @abstractmethod
     def conjugate(self, M: DualMatrix, beta: float) -> float:
-        """``(beta g)*(M)``, given that ``M`` is within :meth:`max_dual_scale`."""
+        """``(beta g)*(M)``, for ``M`` in the domain that :meth:`max_dual_scale` describes."""
 
     @abstractmethod
     def critical_beta(self, M: DualMatrix, curvature: Callable[[], float]) -> Polar:
@@ -124,9 +124,9 @@ class Penalty(ABC):
         """
 
     def prox_derivative(self, Z: Tensor, step: float) -> Callable[[Tensor], Tensor]:
-        """Return ``D -> P'(Z) D`` for ``P`` the prox: symmetric, with eigenvalues from 0 to 1; here by differences."""
+        """Return ``D -> P'(Z) D`` for ``P`` the prox: symmetric, eigenvalues in [0, 1]; by central differences."""
         assert isinstance(self, Proximal)
-        prox, Z = self.prox, Z.double()  # a difference in float32 would have no digits left
+        prox, Z = self.prox, Z.double()  # differences in float32 would lose all digits
         size = 1e-6 * torch.linalg.vector_norm(Z)
 
         def product(D: Tensor) -> Tensor:
@@ -136,7 +136,7 @@ class Penalty(ABC):
         return product
 
     def support(self, Z: Tensor) -> int:
-        """Return how many numbers (singular values, for a nuclear norm) are not zero."""
+        """Return the number of nonzero entries (singular values, for a nuclear norm)."""
         return int(Z.count_nonzero())
 
 
@@ -145,7 +145,7 @@ class Proximal(Protocol):
     """A penalty with a prox."""
 
     def prox(self, Z: Tensor, step: float | Tensor) -> Tensor:
-        """``argmin_W 1/2 ||W - Z||^2 + step g(W)``; a step on a device is never read by the host."""
+        """``argmin_W 1/2 ||W - Z||^2 + step g(W)``; a step given as a tensor causes no host sync."""
 
 
 @runtime_checkable
@@ -185,31 +185,31 @@ class Gauge(Penalty):
         """``max <M, a>`` over the atoms ``a``, with its kind."""
 
     def quick_polar(self, M: DualMatrix) -> Polar:
-        """Return the polar, or an estimate of it where the polar itself costs much."""
+        """Return the polar, or an estimate where the polar is expensive."""
         return self.polar(M)
 
     def max_dual_scale(self, M: DualMatrix, beta: float, *, quick: bool = False) -> tuple[float, Polar]:
         """``beta / polar(M)``: the conjugate of ``beta g`` is the indicator of ``polar <= beta``."""
         polar = self.quick_polar(M) if quick else self.polar(M)
-        if not math.isfinite(polar.value):  # overflow proves nothing
+        if not math.isfinite(polar.value):  # overflow: no bound is known
             return 0.0, Polar(math.inf, PolarKind.LOWER)
         return (beta / polar.value if polar.value > 0 else math.inf), polar
 
     def conjugate(self, M: DualMatrix, beta: float) -> float:
-        """Zero: a feasible point costs nothing."""
+        """Zero: the conjugate is an indicator function, and ``M`` is feasible."""
         return 0.0
 
     def critical_beta(self, M: DualMatrix, curvature: Callable[[], float]) -> Polar:
-        """``polar(M)``; an estimate serves where the polar costs much, since nothing is certified by it."""
+        """``polar(M)``, or an estimate where that is expensive: nothing is certified with it."""
         return self.quick_polar(M)
 
 
 class Norm(Gauge):
-    """A gauge with both a prox and a linear minimisation oracle, as every norm of this package has."""
+    """A gauge with a prox and a linear minimisation oracle: the base of every norm in this package."""
 
     @abstractmethod
     def prox(self, Z: Tensor, step: float | Tensor) -> Tensor:
-        """``argmin_W 1/2 ||W - Z||^2 + step g(W)``; a step on a device is never read by the host."""
+        """``argmin_W 1/2 ||W - Z||^2 + step g(W)``; a step given as a tensor causes no host sync."""
 
     @abstractmethod
     def atom(self, M: Tensor) -> Tensor:

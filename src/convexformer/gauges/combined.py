@@ -11,7 +11,7 @@ from torch import Tensor
 
 from convexformer.gauges.base import DualMatrix, Penalty, Polar, PolarKind, Proximal, WeightsLike, as_tensor
 
-# from the most to the least reliable
+# kinds from the most to the least reliable: a sum has the worst kind of its parts
 TRUST = (PolarKind.EXACT, PolarKind.UPPER, PolarKind.PROBABILISTIC, PolarKind.LOWER)
 
 
@@ -35,7 +35,7 @@ class SumPenalty(Penalty):
 
     @property
     def indicator_conjugate(self) -> bool:  # type: ignore[override]
-        """True when it is for every part."""
+        """True when every part's is."""
         return all(part.indicator_conjugate for part in self.parts)
 
     def value(self, Z: WeightsLike) -> Tensor:

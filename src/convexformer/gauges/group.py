@@ -16,11 +16,11 @@ from convexformer.registry import one_of
 class GroupNorm(Norm):
     """Sum of l2 norms of the groups of ``Z: (..., d, c)``.
 
-    ``groups="class_token"``: one group a token and class, ``g(Z) = sum_k sum_l ||Z[k, :, l]||_2``, the gauge of
+    ``groups="class_token"``: one group per token and class, ``g(Z) = sum_k sum_l ||Z[k, :, l]||_2``, the gauge of
     convex attention with an l1 output layer (Ergen et al. 2022, theorem 2; theorem 1 when c = 1, theorem 3 with a
     leading gate axis). Its atoms are ``e_k (x) w (x) +-e_l`` with ``||w||_2 <= 1``: one token, one class, one direction.
 
-    ``groups="token"``: one group a token, all classes together, ``g(Z) = sum_k ||Z[k]||_F``.
+    ``groups="token"``: one group per token, all classes together, ``g(Z) = sum_k ||Z[k]||_F``.
     """
 
     def __init__(self, groups: str = "class_token") -> None:

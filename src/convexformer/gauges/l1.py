@@ -1,4 +1,4 @@
-"""The l1 norm: one group an entry."""
+"""The l1 norm: one group per entry."""
 
 from __future__ import annotations
 

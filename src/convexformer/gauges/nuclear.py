@@ -17,10 +17,10 @@ from convexformer.gauges.thresholding import thresholding_derivative
 class NuclearNorm(Norm):
     """``g(Z) = scale * sum_b ||Z_b||_*`` over the leading axes of ``Z: (..., rows, cols)``.
 
-    Per token, ``Z: (s, d, c)``: convex attention with ordinary weight decay on every factor, which the paper leaves out
-    (the atoms are ``e_k (x) w2 w3^T``). Per gate or block: the heads of Sahiner et al. (2022). ``scale`` serves exact
+    Per token, ``Z: (s, d, c)``: convex attention with ordinary weight decay on every factor, beyond Ergen et al.
+    (2022; the atoms are ``e_k (x) w2 w3^T``). Per gate or block: the heads of Sahiner et al. (2022). ``scale`` is for exact
     reductions: a pooled linear mixer is an ``s x dc`` program with ``scale = sqrt(s)``. Low-rank weights and implicit
-    dual matrices are taken as they are; the polar then says what kind of bound it is.
+    dual matrices are used without forming them; the polar then states its kind.
     """
 
     sync_free = False  # torch's eigh syncs with the host on a GPU
@@ -69,7 +69,7 @@ class NuclearNorm(Norm):
         return torch.linalg.eigvalsh(gram(M.double()))[..., -1].clamp_min(0).sqrt().to(M.dtype) / self.scale
 
     def quick_polar(self, M: DualMatrix) -> Polar:
-        """Return an estimate for steering a solver; a lower bound where the exact value would cost much."""
+        """Return an estimate for steering a solver; a lower bound where the exact value is expensive."""
         found = Polar(largest(M)) if isinstance(M, Tensor) else estimate(M)
         return Polar(found.value / self.scale, found.kind, found.confidence)
 

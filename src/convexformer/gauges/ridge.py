@@ -1,4 +1,4 @@
-"""The ridge of the Linear baseline. Not a gauge, yet it certifies as well as one."""
+"""The ridge of the Linear baseline. Not a gauge; its conjugate gives certificates all the same."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Ridge(Penalty):
     def critical_beta(self, M: DualMatrix, curvature: Callable[[], float]) -> Polar:
         """Return the curvature of the loss: the beta that halves the weight of the strongest direction.
 
-        With a ridge ``Z = 0`` is never optimal; this is the scale that ``beta_ratio`` counts in.
+        With a ridge ``Z = 0`` is never optimal; this value is the unit of ``beta_ratio``.
         """
         return Polar(curvature())
 

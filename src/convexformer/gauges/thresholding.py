@@ -12,7 +12,7 @@ def thresholding_derivative(Y: Tensor, step: float) -> Callable[[Tensor], Tensor
     """Return ``D -> P'(Y) D`` for ``P(U diag(s) V^T) = U diag(f) V^T``, ``f = (s - step)_+``, slice by slice.
 
     In the singular bases ``D`` becomes ``C``, and ``P'`` multiplies its symmetric part by ``(f_i - f_j) / (s_i - s_j)`` and
-    its skew part by ``(f_i + f_j) / (s_i + s_j)`` (Lewis and Sendov 2001); what is beyond the short side has ``s_j = 0``.
+    its skew part by ``(f_i + f_j) / (s_i + s_j)`` (Lewis and Sendov 2001); beyond the short side ``s_j = 0``.
     Only rows and columns of the r values above ``step`` are not zero, so that a product costs ``O(p q r)``.
     """
     if Y.shape[-2] < Y.shape[-1]:

@@ -39,12 +39,12 @@ class Attention(Head):
 
         min_Z  sum_i L(<Z_l, X_i>_l, y_i) + beta sum_{k,l} ||Z[k, :, l]||_2
 
-    ``decay="l2"``, ordinary weight decay ``beta/2 sum_j (||w2_j||_2^2 + ||w3_j||_2^2)``, which the paper leaves out::
+    ``decay="l2"``, ordinary weight decay ``beta/2 sum_j (||w2_j||_2^2 + ||w3_j||_2^2)``, which the paper does not treat::
 
         min_Z  sum_i L(sum_k Z_k^T x_ik, y_i) + beta sum_k ||Z_k||_*
 
     ``activation="gated_relu"`` multiplies each head by a fixed gate ``1{u1^T X u2 >= 0}``; ``gates`` is their number
-    (Gaussian, drawn with ``seed``) or the pair ``(u1: (g, s), u2: (g, d))``. A gate may carry several heads. Weights:
+    (Gaussian, drawn with ``seed``) or the pair ``(u1: (g, s), u2: (g, d))``. Several heads may share a gate. Weights:
     ``Z: (s, d, c)``, gated ``(g, s, d, c)``.
     """
 
@@ -76,7 +76,7 @@ class Attention(Head):
         self._gate_vectors(layout)
 
     def operator(self, tokens: TokenDataset, layout: Layout) -> Operator:
-        """Flattened tokens; masked tokens are zeros and so count nowhere."""
+        """Flattened tokens; masked tokens are zero and do not contribute."""
         features = tokens.X.reshape(tokens.n_samples, -1)
         axes = (layout.n_tokens, layout.width)
         vectors = self._gate_vectors(layout)
@@ -91,7 +91,7 @@ class Attention(Head):
     def recover(self, weights: Weights, layout: Layout) -> AttentionNetwork:
         """One head for each nonzero group (l1) or each singular value of a token's slice (l2); ``w1`` is a vertex.
 
-        Heads take the zero rows into account, which proposition 1 as printed does not.
+        Zero groups get no head; proposition 1 as printed does not treat them.
         """
         slices = weights.dense().reshape(-1, *weights.shape[-2:])  # (g*s, d, c)
         where, w2, w3 = group_heads(slices) if self.decay == "l1" else singular_heads(slices)
@@ -114,7 +114,7 @@ class Attention(Head):
         if network.kind != self.decay:
             raise mismatch(self.name, expected, f"its decay is {network.kind!r}")
         if not (same_gates(network.u1, u1) and same_gates(network.u2, u2)):
-            raise mismatch(self.name, expected, "its gates are others")
+            raise mismatch(self.name, expected, "its gates differ")
         sizes = (network.w1.shape[1], network.w2.shape[1], network.w3.shape[1])
         if sizes != (layout.n_tokens, layout.width, layout.n_outputs):
             raise mismatch(self.name, expected, f"its sizes (s, d, c) are {sizes}")
@@ -151,7 +151,9 @@ class Attention(Head):
             u1 = read_gate(self.gates[0], (None, layout.n_tokens), "gates[0] (u1)")
             u2 = read_gate(self.gates[1], (None, layout.width), "gates[1] (u2)")
             if u1.shape[0] != u2.shape[0]:
-                raise ValueError(f"gates hold {u1.shape[0]} vectors u1 and {u2.shape[0]} vectors u2; expected as many.")
+                raise ValueError(
+                    f"gates hold {u1.shape[0]} vectors u1 and {u2.shape[0]} vectors u2; expected the same number of both."
+                )
             return u1, u2
         both = draw_gates((int(self.gates), layout.n_tokens + layout.width), self.seed)
         return both[:, : layout.n_tokens].contiguous(), both[:, layout.n_tokens :].contiguous()

@@ -1,4 +1,4 @@
-"""What a head is: an operator plus a penalty, and the maps to and from an ordinary network."""
+"""Interface of heads: an operator plus a penalty, and the maps to and from an ordinary network."""
 
 from __future__ import annotations
 
@@ -53,9 +53,9 @@ class Head(ABC):
 
     name: ClassVar[str]
     per_token: ClassVar[bool]
-    """Whether targets ``(N, s, c)`` make sense for it."""
+    """Whether it takes targets ``(N, s, c)``."""
     masks: ClassVar[bool] = True
-    """Whether masked tokens make sense for it."""
+    """Whether it takes masked tokens."""
     positional: ClassVar[bool]
     """Whether its weights belong to token positions, so that the number of tokens is fixed."""
 
@@ -89,11 +89,11 @@ class Head(ABC):
         """Return the constructor's arguments; tensors where the user gave gates."""
 
     def traits(self, layout: Layout) -> dict[str, object]:
-        """Return what the meaning of ``Z`` depends on besides the sizes: options, and gates as tensors."""
+        """Return what ``Z`` depends on besides the sizes: options, and gates as tensors."""
         return {}
 
     def identity(self, layout: Layout) -> dict[str, object]:
-        """Return, by name, everything that the meaning of ``Z`` depends on; equal identities, same meaning."""
+        """Return, by name, everything that ``Z`` depends on; weights fit any problem of an equal identity."""
         sizes: dict[str, object] = {
             "head": self.name,
             "token size d": layout.width,
@@ -110,15 +110,15 @@ class Head(ABC):
         }
 
     def check(self, layout: Layout) -> None:
-        """Raise when the head cannot serve these sizes, gates of the wrong shape for instance."""
+        """Raise if the head does not support these sizes, e.g. if gates have the wrong shape."""
         if layout.per_token and not self.per_token:
             raise ValueError(
-                f"Y is per token, but the {self.name} head has one output a sample. Pass targets (N,) or (N, c), "
+                f"Y is per token, but the {self.name} head has one output per sample. Pass targets (N,) or (N, c), "
                 "or choose a head with token outputs such as 'mlp'."
             )
 
     def token_norms(self, weights: Weights) -> Tensor | None:
-        """``(s,)`` how much weight each token position has; None when no weights belong to one position."""
+        """``(s,)`` the norm of each token position's weights; None for heads without weights per position."""
         return None
 
 

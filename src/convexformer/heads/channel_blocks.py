@@ -26,9 +26,9 @@ Blocks = tuple[tuple[int, ...], ...]
 def channel_blocks(X: Any, mask: Any = None) -> Blocks:
     """Return the blocks of channels that no sample correlates: ``X_i^T X_i`` is block-diagonal for every i.
 
-    Inner products between blocks are zero exactly and provably so (disjoint supports, integers); one that only rounds to
-    zero joins its channels, for small correlations may be all that there is to learn. One block means that nothing
-    separates.
+    Two channels are separated only if their inner products are provably zero in exact arithmetic (disjoint supports,
+    integers); one that merely rounds to zero joins them, since small correlations may carry the signal. A single block
+    means that the program does not separate.
     """
     tokens = TokenDataset.of(X, mask)
     N, s, d = tokens.X.shape
@@ -36,7 +36,7 @@ def channel_blocks(X: Any, mask: Any = None) -> Blocks:
     for part in sample_chunks(N, 4 * d * (s + d)):
         x = tokens.X[part].double()
         nonzero |= (x.mT @ x != 0).any(0)
-        if bool(nonzero.all()):  # ordinary data: decided by the first samples
+        if bool(nonzero.all()):  # typical data: all channels are joined after the first chunk
             break
         nonzero |= ~exact_gram(x).all(0)
     count, label = connected_components(nonzero.cpu().numpy(), directed=False)
@@ -52,7 +52,7 @@ class BlockSelfAttention(Head):
 
     ``Z_b: (|b| d, |b| c)``; ``Z`` is their flattened variables one after the other. Where ``blocks`` are those that
     :func:`channel_blocks` finds, the optimum is that of :class:`SelfAttention`, with ``sum_b |b|^2`` instead of ``d^2``
-    times ``d c`` variables; with other blocks it is another, smaller model, as certified as any.
+    times ``d c`` variables; with other blocks it is a different, smaller model, which is certified as well.
     """
 
     blocks: Any = None
@@ -79,13 +79,13 @@ class BlockSelfAttention(Head):
         return {"blocks of channels": str(self.blocks)}
 
     def check(self, layout: Layout) -> None:
-        """Check that the blocks part the channels."""
+        """Check that the blocks partition the channels."""
         super().check(layout)
         if sorted(k for block in self.blocks for k in block) != list(range(layout.width)):
             raise ValueError(f"the blocks must hold each of the {layout.width} channels once; got {self.blocks}.")
 
     def operator(self, tokens: TokenDataset, layout: Layout) -> Operator:
-        """One self-attention operator a block, on the Gram matrices of its channels."""
+        """One self-attention operator per block, on the Gram matrices of its channels."""
         X = tokens.X
         rows = X if layout.per_token else tokens.mean_token[:, None]
         keep = tokens.mask if layout.per_token else None
@@ -116,23 +116,23 @@ class BlockSelfAttention(Head):
         return network
 
     def lift(self, network: nn.Module, layout: Layout) -> Weights:
-        """Return the diagonal blocks of the lift of a linear self-attention network, each head of which keeps to one."""
+        """Return the diagonal blocks of the lift of a linear self-attention network whose heads use one block each."""
         lifted = SelfAttention().lift(network, layout)
         Z = lifted.Z
         assert isinstance(Z, LowRank)
         U, V = Z.U.view(-1, layout.width, layout.width), Z.V.view(-1, layout.width, layout.n_outputs)
         parts: list[Tensor] = []
-        left = (U.abs().sum((1, 2)) * V.abs().sum((1, 2))).clone()  # what of each head no block holds
+        left = (U.abs().sum((1, 2)) * V.abs().sum((1, 2))).clone()  # l1 mass of each head outside the blocks
         for block in self.blocks:
             own = list(block)
             parts.append((U[:, own].flatten(1).T @ V[:, own].flatten(1)).flatten())
             left -= U[:, own].abs().sum((1, 2)) * V[:, own].abs().sum((1, 2))
         if bool((left > 1e-9 * U.abs().sum() * V.abs().sum()).any()):
-            raise mismatch(self.name, f"blocks={self.blocks}", "a head of it mixes channels of several blocks")
+            raise mismatch(self.name, f"blocks={self.blocks}", "one of its heads mixes channels of several blocks")
         return Weights(torch.cat(parts), lifted.intercept)
 
     def random_network(self, layout: Layout, n_heads: int, seed: int = 0, bias: bool = False) -> SelfAttentionNetwork:
-        """Return a random network of linear self-attention whose heads keep to one block each, in turn."""
+        """Return a random network of linear self-attention whose heads use one block each, cyclically."""
         network = SelfAttention().random_network(layout, n_heads, seed, bias)
         assert isinstance(network, SelfAttentionNetwork)
         for j in range(n_heads):

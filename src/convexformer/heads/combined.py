@@ -21,7 +21,7 @@ from convexformer.weights import Weights
 @final
 @dataclass(frozen=True, eq=False)
 class Sum(Head):
-    """Outputs added, gauges added: ``min sum_i L(sum_k A_k(Z_k), y_i) + beta sum_k g_k(Z_k)``. Convex, and certified.
+    """Outputs added, gauges added: ``min sum_i L(sum_k A_k(Z_k), y_i) + beta sum_k g_k(Z_k)``. Convex and certified.
 
     ``heads`` are head objects or names. ``Z`` is the flattened weights of the parts, one after the other; dense, so this
     is for heads of moderate size.
@@ -40,7 +40,7 @@ class Sum(Head):
 
     @property
     def masks(self) -> bool:  # type: ignore[override]
-        """Masks make sense when they do for every part."""
+        """True if every part takes masks."""
         return all(head.masks for head in self.heads)
 
     def config(self) -> dict[str, Any]:

@@ -37,7 +37,7 @@ class FourierHead(Head):
 
     ``circ(X) = [roll(X, u) for u in 0..s-1]``; with ``grid=(h, w)`` shifts are two-dimensional. Weights: ``Z: (s d, c)``,
     gated ``(g, s d, c)``, in blocks with a leading axis B. **Pooled and linear, the head is a linear head on the mean
-    token** (``Z: (d, c)``, nuclear norm over ``sqrt(s)``): the order of the tokens is invisible to it. No masks.
+    token** (``Z: (d, c)``, nuclear norm over ``sqrt(s)``): it ignores the order of the tokens. No masks.
     """
 
     activation: str
@@ -90,7 +90,7 @@ class FourierHead(Head):
         if self._reduced(layout):
             if not self.blocked:
                 return DenseOperator(tokens.mean_token, (layout.width,), c)
-            # block b sees its channels and writes its outputs: the Fourier operator on one token does just that
+            # block b maps its channels to its outputs, as the Fourier operator on a single token does
             return FourierOperator(tokens.mean_token[:, None], (1,), c, blocks=B, pooled=True, axes="b")
         h = self._gates(layout)
         gates = None if h is None else fourier_gates(tokens.X, h, grid)
@@ -117,7 +117,7 @@ class FourierHead(Head):
         if not isinstance(network, FourierNetwork):
             raise mismatch(self.name, expected, f"it is a {type(network).__name__}, not a FourierNetwork")
         if not same_gates(network.gates, self._gates(layout)):
-            raise mismatch(self.name, expected, "its gates are others")
+            raise mismatch(self.name, expected, "its gates differ")
         sizes = (
             network.grid,
             network.blocks,
@@ -225,7 +225,7 @@ class BlockFNO(FourierHead):
         super().__post_init__()
         if not is_whole(self.blocks) or self.blocks < 1:
             raise ValueError(f"blocks={self.blocks} was given; expected a positive whole number.")
-        object.__setattr__(self, "blocks", int(self.blocks))  # a NumPy integer has no place in a file
+        object.__setattr__(self, "blocks", int(self.blocks))  # a NumPy integer is not JSON
 
     @property
     def n_blocks(self) -> int:
@@ -254,7 +254,7 @@ def _blocks_that_fit(layout: Layout) -> str:
     if fitting:
         return f"Pass head=cf.heads.BlockFNO(blocks=B) with B one of {', '.join(fitting)}."
     hint = " Two classes have two outputs with loss='cross_entropy'." if layout.n_outputs == 1 else ""
-    return f"No number of blocks but one divides both, and that is head='fno'.{hint}"
+    return f"Only blocks=1 divides both, and that is head='fno'.{hint}"
 
 
 HEADS.register("fno", FNO)

@@ -1,4 +1,4 @@
-"""What gated heads share: reading the ``gates`` argument and comparing the gates of a network."""
+"""Helpers of gated heads: reading the ``gates`` argument and comparing it with the gates of a network."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from convexformer.data.tokens import as_tensor, check_finite
 from convexformer.operators.gates import draw
 from convexformer.registry import unknown
 
-ACTIVATIONS = ("linear", "gated_relu")
+ACTIVATIONS = ("linear", "gated_relu")  # of every head that has an ``activation``
 
 
 def check_activation(head: str, activation: str) -> None:
@@ -45,7 +45,7 @@ def check_gates(gates: Any, parts: int) -> None:
 
 
 def read_gate(values: Any, shape: tuple[int | None, ...], name: str) -> Tensor:
-    """Validate one array of gates; ``None`` in ``shape`` is the axis of gates, of any size from 1."""
+    """Validate one array of gates; ``None`` in ``shape`` is the axis of gates, of any size >= 1."""
     tensor = as_tensor(values, name).to("cpu", torch.float64)
     fits = tensor.ndim == len(shape) and all(
         want in (None, have) for want, have in zip(shape, tensor.shape, strict=True)
@@ -58,7 +58,7 @@ def read_gate(values: Any, shape: tuple[int | None, ...], name: str) -> Tensor:
 
 
 def draw_gates(shape: tuple[int, ...], seed: Any) -> Tensor:
-    """Draw Gaussian gates with a seed that the user gave."""
+    """Draw Gaussian gates, after checking the seed."""
     if not is_whole(seed):
         raise TypeError(
             f"seed is a {type(seed).__name__}; expected a whole number, which draws the same gates everywhere."
@@ -74,7 +74,7 @@ def gate_tensor(gates: Any, shape: tuple[int | None, ...], seed: int) -> Tensor:
 
 
 def random_factors(sizes: list[tuple[int, ...]], n_heads: int, seed: int) -> list[Tensor]:
-    """Return Gaussian factors for ``n_heads`` heads, scaled by their last axis."""
+    """Return Gaussian factors for ``n_heads`` heads, divided by the root of the size of their last axis."""
     generator = torch.Generator().manual_seed(seed)
     return [torch.randn((n_heads, *size), generator=generator, dtype=torch.float64) / size[-1] ** 0.5 for size in sizes]
 

@@ -30,10 +30,10 @@ from convexformer.weights import Operand, Weights
 
 
 class MatrixHead(Head):
-    """What the two share: gates of square matrices, recovery by singular vectors, the lift.
+    """Base of both heads: gates given by square matrices, recovery by singular vectors, the lift.
 
     ``Z = sum_j vec_F(W1_j) vec_C(W2_j)^T`` (columns of ``W1`` one after the other, rows of ``W2`` one after the other):
-    the order that appendix A of Sahiner et al. needs and does not print.
+    the vectorisation that appendix A of Sahiner et al. requires but does not state.
     """
 
     activation: str
@@ -80,7 +80,7 @@ class MatrixHead(Head):
         if not isinstance(network, self.network_type):
             raise mismatch(self.name, expected, f"it is a {type(network).__name__}, not a {self.network_type.__name__}")
         if not same_gates(network.gates, self._gate_matrices(layout)):
-            raise mismatch(self.name, expected, "its gates are others")
+            raise mismatch(self.name, expected, "its gates differ")
         sizes = (network.w1.shape[1], network.w2.shape[1], network.w2.shape[2])
         if sizes != (self.side(layout), layout.width, layout.n_outputs) or network.per_token != layout.per_token:
             raise mismatch(self.name, expected, f"its sizes are {sizes}, per token: {network.per_token}")

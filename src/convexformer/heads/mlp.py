@@ -36,7 +36,7 @@ class TokenMLP(Head):
 
     (Sahiner et al. 2022, theorems C.5, C.7). Targets per token, or pooled: the mean over the real tokens, which then
     depends on them only through the gated mean of each gate. ``gates`` is their number or ``h: (g, d)``, gate
-    ``1{h(X) h >= 0}``; a gate may carry several neurons. Weights: ``Z: (d, c)``, gated ``(g, d, c)``.
+    ``1{h(X) h >= 0}``; several neurons may share a gate. Weights: ``Z: (d, c)``, gated ``(g, d, c)``.
     """
 
     activation: str
@@ -106,7 +106,7 @@ class TokenMLP(Head):
         if network.mixing() != self.mixing():
             raise mismatch(self.name, expected, f"it mixes tokens by {network.mixing()}, not {self.mixing()}")
         if not same_gates(network.gates, self._gate_vectors(layout)):
-            raise mismatch(self.name, expected, "its gates are others")
+            raise mismatch(self.name, expected, "its gates differ")
         sizes = (network.w1.shape[1], network.w2.shape[1])
         if sizes != (layout.width, layout.n_outputs) or network.per_token != layout.per_token:
             raise mismatch(self.name, expected, f"its sizes (d, c) are {sizes}, per token: {network.per_token}")
@@ -154,7 +154,7 @@ class MLP(TokenMLP):
 @final
 @dataclass(frozen=True, eq=False)
 class PoolFormer(TokenMLP):
-    """The network on local means: ``h(X)_t`` averages the tokens that exist in a window centred at t.
+    """The network on local means: ``h(X)_t`` averages the real tokens in a window centred at t.
 
     ``window`` is odd; with ``grid=(h, w)`` windows are squares on the grid. See :class:`TokenMLP` for the program.
     """
@@ -171,11 +171,11 @@ class PoolFormer(TokenMLP):
         super().__post_init__()
         if not is_whole(self.window) or self.window < 1 or self.window % 2 == 0:
             raise ValueError(f"window={self.window} was given; expected an odd number of tokens, such as 3.")
-        object.__setattr__(self, "window", int(self.window))  # a NumPy integer has no place in a file
+        object.__setattr__(self, "window", int(self.window))  # a NumPy integer is not JSON
 
     @property
     def positional(self) -> bool:  # type: ignore[override]
-        """Windows slide over any number of tokens; a grid has so many."""
+        """True with a grid, which fixes the number of tokens; plain windows take any number."""
         return self.grid is not None
 
     def config(self) -> dict[str, Any]:

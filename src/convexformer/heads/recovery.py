@@ -1,4 +1,4 @@
-"""Optimal atomic decompositions: from slices of ``Z`` to the two factors of each head."""
+"""Optimal atomic decompositions, from slices of ``Z`` to the two factors of each head."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
 
-RANK_TOLERANCE = 1e-13
+RANK_TOLERANCE = 1e-13  # singular values below this fraction of the largest get no head
 
 
 def group_heads(slices: Tensor) -> tuple[Tensor, Tensor, Tensor]:

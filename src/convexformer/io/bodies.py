@@ -1,4 +1,4 @@
-"""What a model file says of solutions, networks and estimators: one pair of functions each, to JSON and back."""
+"""Solutions, networks and estimators as JSON: a pair of functions to encode and decode each."""
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ from convexformer.weights import Weights
 ESTIMATORS: dict[str, type[TokenEstimator]] = {
     kind.__name__: kind for kind in (TokenClassifier, TokenClassifierCV, TokenRegressor, TokenRegressorCV)
 }
+# fitted attributes of the estimators that choose beta by cross-validation
 SEARCH_ATTRIBUTES = ("cv_results_", "beta_ratios_", "best_index_", "best_score_", "beta_ratio_")
 
 
@@ -169,7 +170,7 @@ def _saved_params(estimator: TokenEstimator) -> dict[str, Any]:
         if name in params and not isinstance(params[name], (int, str, type(None))):
             params[name] = None
     if not isinstance(params["random_state"], (int, np.integer, type(None))):
-        params["random_state"] = estimator.seed_  # what the generator gave
+        params["random_state"] = estimator.seed_  # the seed drawn from the generator
     return params
 
 

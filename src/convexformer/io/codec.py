@@ -50,7 +50,7 @@ class Codec:
         return {key: self.decode(item) for key, item in value["dict"]}
 
     def encode_all(self, prefix: str, values: dict[str, Any]) -> dict[str, Any]:
-        """Encode every value of a dictionary whose keys are names of ours."""
+        """Encode every value of a dictionary whose keys are identifiers, so that they stay JSON keys."""
         return {key: self.encode(f"{prefix}{key}", value) for key, value in values.items()}
 
     def decode_all(self, values: dict[str, Any]) -> dict[str, Any]:

@@ -24,16 +24,16 @@ from convexformer.data.files import atomic_write, sync_folder
 from convexformer.io.numbers import decode_numbers, encode_numbers
 
 FORMAT, SCHEMA = "convexformer", 2
-READABLE_SCHEMAS = (1, 2)
+READABLE_SCHEMAS = (1, 2)  # schema versions that this version reads
 CONFIG_NAME, SCHEMA_1_TENSORS = "config.json", "model.safetensors"
 TENSORS_NAME = re.compile(r"model-[0-9a-f]{16}\.safetensors")
 PART_NAME = re.compile(r"\.(config\.json|model-[0-9a-f]{16}\.safetensors)\.[0-9a-f]{16}\.part")
 STALE_SECONDS = 600.0  # temporary files older than this were left by a crash, not by a save that is running
-READ_ATTEMPTS = 5  # of a folder that another process replaces meanwhile
+READ_ATTEMPTS = 5  # reads of a folder that another process is replacing, at most
 
 
 class ModelFileError(ValueError):
-    """A model folder that cannot be read: missing, truncated, corrupted, foreign or too new."""
+    """A model folder that cannot be read: missing, truncated, corrupted, of another format or too new."""
 
 
 def write_folder(folder: Path, config: dict[str, Any], tensors: dict[str, Tensor]) -> None:
@@ -53,7 +53,7 @@ def write_folder(folder: Path, config: dict[str, Any], tensors: dict[str, Tensor
 
 
 def read_folder(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Return the configuration and the tensors of a model folder; say clearly what is wrong with anything else."""
+    """Return the configuration and the tensors of a model folder; raise :class:`ModelFileError` for anything else."""
     for attempt in range(1, READ_ATTEMPTS + 1):
         config = _read_config(folder)
         try:
@@ -118,7 +118,7 @@ def _read_tensors(folder: Path, config: dict[str, Any]) -> dict[str, Tensor]:
 
 
 def _current_tensors(folder: Path) -> str | None:
-    """Return the name of the tensor file of the model that is there; None where there is none of ours."""
+    """Return the name of the tensor file of the model that is there; None if the folder holds no model."""
     try:
         return _tensors_name(folder, _read_config(folder))
     except ModelFileError:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-NUMBER_TAG = "number"
+NUMBER_TAG = "number"  # the only key of an encoded infinity or NaN
 
 
 def encode_numbers(value: Any) -> Any:

@@ -104,8 +104,8 @@ class CrossEntropy(Loss):
         r = imbalance(U, w, rows)
         if r is None:
             return U
-        a, q, others = mix_with_constant(r, rows.weighted(w, Y), rows.sum(w))
-        return torch.lerp(U, torch.where(Y == 1, -others, q - Y), a)
+        keep, a, q, others = mix_with_constant(r, rows.weighted(w, Y), rows.sum(w))
+        return keep * U + a * torch.where(Y == 1, -others, q - Y)
 
 
 def _softmax(F: Tensor) -> Tensor:

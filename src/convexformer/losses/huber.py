@@ -71,7 +71,7 @@ class Huber(QuadraticConjugateLoss):
             r = imbalance(U, w, rows)
             if r is None:
                 break
-            U = torch.lerp(U, (-self.delta * r.sign()).expand_as(U), (r.abs() / (r.abs() + most)).expand_as(U))
+            U = (most * U - self.delta * r) / (r.abs() + most)
         return U
 
 

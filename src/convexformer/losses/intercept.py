@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 MAX_EVALUATIONS = 200  # of the slope, in one search
+FARTHEST_START = 1e4  # in units of the data: bisections from farther away would take too long
 PLAIN_STEPS = 6  # Newton steps before a root is bracketed
 MANY_OUTPUTS = 32  # beyond this the Hessian of the intercept is used through products only
 CG_STEPS, CG_TOLERANCE = 50, 1e-10
@@ -24,14 +25,14 @@ TINY = 1e-300
 
 def increasing_roots(
     slope: Callable[[Tensor], tuple[Tensor, Tensor]],
-    bend: Callable[[Tensor], tuple[Tensor, Tensor]],
+    bend: Callable[[Tensor], tuple[Tensor, Callable[[], Tensor]]],
     start: Tensor,
     reach: Callable[[], Tensor],
 ) -> Tensor:
     """Find the root of each of ``c`` increasing functions of one variable.
 
-    ``slope(b)`` returns the functions and the sum of the moduli of their terms; ``bend(b)`` their derivatives and the
-    rounding error of the functions in units of eps, all ``(c,)``; ``reach()`` bounds the data, in units of ``b``. Plain
+    ``slope(b)`` returns the functions and the sum of the moduli of their terms; ``bend(b)`` their derivatives and a function
+    that bounds the rounding error in units of eps, all ``(c,)``; ``reach()`` bounds the data, in units of ``b``. Plain
     Newton steps while they are short and divide the functions by two; from then on inside a bracket.
     """
     eps = torch.finfo(start.dtype).eps
@@ -41,25 +42,25 @@ def increasing_roots(
         if bool((h.abs() <= 4 * eps * size).all()):
             return b
         derivative, noise = bend(b)
-        rounding = 4 * eps * (size + noise)
-        if bool((h.abs() <= rounding).all()):
-            return b
         step = h / derivative
-        # not so where the noise is not a number, as at infinite outputs
-        if not bool((step.abs() <= 1 + b.abs() + eps * noise).all()):
+        if not bool((step.abs() <= 1 + b.abs()).all()):
             break
-        trial = b - step
-        h_there, size = slope(trial)
-        if not bool((h_there.abs() <= torch.maximum(0.5 * h.abs(), rounding)).all()):
+        h_there, size_there = slope(b - step)
+        if not bool((h_there.abs() <= torch.maximum(0.5 * h.abs(), 4 * eps * size_there)).all()):
+            if bool((h.abs() <= 4 * eps * (size + noise())).all()):
+                return b
             break
-        b, h = trial, h_there
-    farthest = reach()
-    return _bracketed_roots(slope, bend, finite(b), farthest) if bool(torch.isfinite(farthest)) else start
+        b, h, size = b - step, h_there, size_there
+    farthest = FARTHEST_START * (1 + reach())
+    if not bool(torch.isfinite(farthest)):
+        return start
+    b = torch.minimum(torch.maximum(finite(b), -farthest), farthest)
+    return _bracketed_roots(slope, bend, b, reach())
 
 
 def _bracketed_roots(
     slope: Callable[[Tensor], tuple[Tensor, Tensor]],
-    bend: Callable[[Tensor], tuple[Tensor, Tensor]],
+    bend: Callable[[Tensor], tuple[Tensor, Callable[[], Tensor]]],
     b: Tensor,
     reach: Tensor,
 ) -> Tensor:
@@ -78,7 +79,7 @@ def _bracketed_roots(
     for _ in range(MAX_EVALUATIONS):
         derivative, noise = bend(b)
         trial = b - torch.minimum(torch.maximum(h / derivative, -cap), cap)
-        settled = (h.abs() <= 4 * eps * (size + noise)) | (trial == b) | (high - low <= 2 * eps * b.abs())
+        settled = (h.abs() <= 4 * eps * (size + noise())) | (trial == b) | (high - low <= 2 * eps * b.abs())
         if bool(settled.all()) or not bool(torch.isfinite(h).all()):
             break
         low, high = torch.where(h < 0, b, low), torch.where(h > 0, b, high)

@@ -75,8 +75,8 @@ class Logistic(SeparableLoss):
         if r is None:
             return U
         mass = torch.cat([rows.weighted(w, torch.eq(Y, label).to(w.dtype)) for label in (1.0, -1.0)])
-        a, q, others = mix_with_constant(torch.cat([r, -r]), mass, rows.sum(w))
-        return torch.lerp(U, torch.where(Y > 0, -others[0], q[0]), a)
+        keep, a, q, others = mix_with_constant(torch.cat([r, -r]), mass, rows.sum(w))
+        return keep * U + a * torch.where(Y > 0, -others[0], q[0])
 
 
 LOSSES.register("logistic", Logistic)

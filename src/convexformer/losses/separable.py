@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -39,12 +40,14 @@ class SeparableLoss(Loss):
             U = self.gradient(F + b, Y)
             return rows.weighted(w, U), rows.weighted(w, U.abs())
 
-        def bend(b: Tensor) -> tuple[Tensor, Tensor]:
+        def bend(b: Tensor) -> tuple[Tensor, Callable[[], Tensor]]:
             X = F + b
             H = self.second_derivative(X, Y)
             derivative = rows.weighted(w, H)
-            return derivative, rows.weighted(w, H * X.abs()) + derivative * b.abs()  # X is rounded, and so is b
+            return derivative, lambda: rows.weighted(w, H * X.abs()) + derivative * b.abs()  # X is rounded, and so is b
 
+        if not bool(torch.isfinite(rows.total(F.sum()))):
+            return start
         return increasing_roots(slope, bend, start, lambda: rows.bound(F) + rows.bound(Y))
 
 

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 
-def mix_with_constant(r: Tensor, mass: Tensor, total: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return ``a`` in [0, 1], and ``q: (c,)`` in the simplex with ``(1 - a) r + a (total q - mass) = 0``, and ``1 - q``.
+def mix_with_constant(r: Tensor, mass: Tensor, total: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return ``1 - a``, ``a``, ``q: (c,)`` in the simplex and ``1 - q`` with ``(1 - a) r + a (total q - mass) = 0``.
 
     ``r = sum_i w_i u_i`` and ``mass = sum_i w_i y_i`` are of shape ``(c,)`` and ``total = sum_i w_i``, so
     ``(1 - a) u_i + a (q - y_i)``, a mixture with the dual point of a constant predictor, has sum zero and stays in the
@@ -17,7 +17,7 @@ def mix_with_constant(r: Tensor, mass: Tensor, total: Tensor) -> tuple[Tensor, T
     tiny = torch.finfo(r.dtype).tiny
     rho = (2 * r.clamp_min(0) / mass.clamp_min(tiny)).amax().clamp(tiny, 1 / tiny)
     q = ((mass - r / rho) / total).clamp(0, 1)
-    return rho / (1 + rho), q, _sum_of_others(q)
+    return 1 / (1 + rho), rho / (1 + rho), q, _sum_of_others(q)
 
 
 def _sum_of_others(q: Tensor) -> Tensor:

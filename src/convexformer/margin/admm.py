@@ -15,9 +15,9 @@ from convexformer.gauges import Norm
 from convexformer.margin.operator import MarginOperator
 from convexformer.margin.progress import Answer, Limits, Progress
 
-RELAXATION = 1.6
-ADMM_CHECK_EVERY = 25
-FIRST_ADMM_STEP = 3.0
+RELAXATION = 1.6  # over-relaxation factor (Boyd et al. 2011, section 3.4.3 advise 1.5 to 1.8)
+ADMM_CHECK_EVERY = 25  # iterations between gap checks
+FIRST_ADMM_STEP = 3.0  # initial step of the prox, one over ADMM's penalty; residual balancing adapts it
 
 
 def solve_admm(operator: MarginOperator, gauge: Norm, limits: Limits) -> Answer:
@@ -29,7 +29,7 @@ def solve_admm(operator: MarginOperator, gauge: Norm, limits: Limits) -> Answer:
     inverse = torch.cholesky_inverse(torch.linalg.cholesky(gram))  # eigenvalues in (0, 1], so as accurate as a solve
 
     def project(C: Tensor) -> Tensor:
-        """``(I + A^T A)^{-1} C`` by the identity of Woodbury."""
+        """``(I + A^T A)^{-1} C`` by Woodbury's identity."""
         return C - operator.adjoint((inverse @ operator.apply(C).flatten()).view(shape))
 
     V, s = operator.zeros(), torch.ones(shape, dtype=like.dtype, device=like.device)

@@ -19,7 +19,7 @@ from convexformer.margin.pull import log_excess
 from convexformer.operators import Operator
 from convexformer.threads import few_threads
 
-SEPARABILITY_LIMITS = Limits(1e-3, 5000)
+SEPARABILITY_LIMITS = Limits(1e-3, 5000)  # relative gap and iterations of the SVMs that decide separability
 
 
 @final
@@ -51,12 +51,12 @@ class AssumptionReport:
 
     @property
     def theorem_4_1(self) -> bool:
-        """Whether the diagonal flow from ``b = 0`` is promised to end at the l1-SVM (if its direction converges)."""
+        """Whether the theorem says that the diagonal flow from ``b = 0`` ends at the l1-SVM (if its direction converges)."""
         return self[2].holds and self[3].holds and self[1].numbers["diagonal_margin"] > 0
 
     @property
     def theorem_5_1(self) -> bool:
-        """Whether the aligned flow of K and Q is promised to end at the nuclear SVM (if its direction converges)."""
+        """Whether the theorem says that the aligned flow of K and Q ends at the nuclear SVM (if its direction converges)."""
         return self[2].holds and self[3].holds and self[4].holds
 
     def to_dict(self) -> dict[str, Any]:
@@ -116,12 +116,12 @@ def _scores(data: Sequences, tolerance: float) -> Assumption:
     spread = float((rest.amax(1) - rest.amin(1)).max())
     size = float(data.scores.abs().max())
     holds = gap > tolerance * size and spread <= tolerance * size
-    statement = "one optimal token a sequence, and equal scores of all others"
+    statement = "one optimal token per sequence, and equal scores of all others"
     return Assumption(2, holds, statement, {"smallest_gap": gap, "largest_spread": spread})
 
 
 def _initial_loss(data: Sequences, W: Tensor) -> Assumption:
-    """The loss at the start is at most that of an attention that picks one wrong token: it can then pick none."""
+    """The loss at the start is at most that of an attention that picks one wrong token, so descent cannot end at one."""
     margins = data.operator().apply(W)
     loss = data.infimum + float(log_excess(data, margins).exp())
     best_rest = data.scores.gather(1, data.others).amax(1)

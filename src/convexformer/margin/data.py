@@ -43,12 +43,12 @@ class Sequences:
         n, L, d = tokens.shape
         if L < 2:
             raise ValueError(
-                f"X has {L} token a sequence, shape {(n, L, d)}; expected at least 2: a margin separates the optimal "
+                f"X has {L} token per sequence, shape {(n, L, d)}; expected at least 2: a margin separates the optimal "
                 "token from the others."
             )
-        queries = _real(z, "z", tokens, (n, d), "(n, d), one query a sequence")
+        queries = _real(z, "z", tokens, (n, d), "(n, d), one query per sequence")
         head = _real(v, "v", tokens, (d,), "(d,), the fixed prediction head")
-        labels = _real(y, "y", tokens, (n,), "(n,), one label a sequence")
+        labels = _real(y, "y", tokens, (n,), "(n,), one label per sequence")
         if not bool((labels.abs() == 1).all()):
             values = sorted({float(value) for value in labels.unique()})[:5]
             raise ValueError(f"y holds the values {values}; expected -1 and +1. For labels 0 and 1 pass 2 * y - 1.")
@@ -60,7 +60,7 @@ class Sequences:
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        """``(n, L, d)``: sequences, tokens a sequence, size of a token."""
+        """``(n, L, d)``: sequences, tokens per sequence, size of a token."""
         n, L, d = self.X.shape
         return n, L, d
 
@@ -162,7 +162,7 @@ def check_tokens(X: Any, device: torch.device | str | None = None) -> Tensor:
 def check_queries(z: Any, X: Tensor) -> Tensor:
     """Return queries ``(n, d)`` for the tokens ``X``."""
     n, _, d = X.shape
-    return _real(z, "z", X, (n, d), "(n, d), one query a sequence")
+    return _real(z, "z", X, (n, d), "(n, d), one query per sequence")
 
 
 def _real(values: Any, name: str, like: Tensor, shape: tuple[int, ...], meaning: str) -> Tensor:

@@ -1,4 +1,4 @@
-"""The proof that nothing separates, made short: as few contradicting constraints as possible."""
+"""Shortened proofs of inseparability: Farkas vectors with few contradicting constraints."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor
 from convexformer.gauges import Gauge
 from convexformer.operators import Operator
 
-FARKAS_PROGRAM_SIZE = 400_000  # entries of the linear program, at most
+FARKAS_PROGRAM_SIZE = 400_000  # entries of the largest linear program that is solved to shorten a proof
 
 
 def residual(operator: Operator, gauge: Gauge, lam: Tensor) -> float:

@@ -20,10 +20,10 @@ from convexformer.margin.trajectory import Flow
 from convexformer.threads import few_threads
 
 LOG_TIMES = {"separate": 1e7, "diagonal": 1e7, "reparametrized": 1e7, "combined": 1e5}
-"""Default horizons, as the logarithm of physical time. The margin ends about there too."""
+"""Default horizons: natural logarithm of physical time, which the final margin is of the order of."""
 MAX_WEIGHT = 1e250  # weights beyond this are frozen, since their products would overflow
 CLOCK_EVERY = 20  # steps between two checks of the clock
-SETTLE_STEPS, SETTLE_RATIO = 120, 0.96  # before each record, so many steps, each smaller by this factor
+SETTLE_STEPS, SETTLE_RATIO = 120, 0.96  # steps taken before each record, and the ratio of successive step sizes
 
 
 def gradient_flow(
@@ -52,13 +52,13 @@ def gradient_flow(
     batch of random starts, run at once. ``width`` is the number of columns of K and Q (default d).
 
     ``log_time`` is the natural logarithm of the physical time to stop at. The margin grows like it, whatever the
-    parametrization, and the direction converges like a power of it: physical time itself is hopeless (at t = 10^4 the
-    direction is still 20 to 30% off, and float64 ends at log_time = 709). The flow is followed in the normalised time
-    ``dtau = (sum of pulls) dt``, which changes the clock and not the trajectory.
+    parametrization, and the direction converges like a power of it: steps in physical time cannot reach it (at t = 10^4
+    the direction is still 20 to 30% off, and float64 overflows at log_time = 709). The flow uses the normalised time
+    ``dtau = (sum of pulls) dt``, which leaves the trajectory unchanged.
 
     ``step`` is the relative change of the weights in a step. Once the margin is large the pulls switch between support
     tokens, and a step of that size leaves the direction in error by about as much; before each of the ``records`` points
-    that the result keeps, a few ever smaller steps let this chatter settle.
+    that the result keeps, a few steps of decreasing size damp this chattering.
     """
     data = Sequences.of(X, z, y, v, device=device)
     data.warn_of_ties()
@@ -93,7 +93,7 @@ class _Run:
         self.log_time = data.X.new_full((R,), -math.inf)
         self.impulse = data.X.new_zeros((R, n, L))
         self.steps = 0
-        self.alive: Tensor | None = None  # (R,) of zeros and ones, once some weights have grown too large to move
+        self.alive: Tensor | None = None  # (R,) of zeros and ones once some weights are frozen, else None
         self.records: list[_Record] = []
 
     def follow(self, horizon: float, records: int, max_steps: int) -> _Run:
@@ -116,7 +116,7 @@ class _Run:
                 self.record()
                 warnings.warn(
                     f"stopped after {self.steps} steps at log_time {self.clock():.4g} of {horizon:.4g}; raise max_steps, "
-                    "or step, or start from larger weights (small ones wait long at saddles).",
+                    "or step, or start from larger weights (small ones stay long near saddle points).",
                     ConvergenceWarning,
                     stacklevel=3,
                 )
@@ -129,7 +129,7 @@ class _Run:
         return float(self.log_time.min())
 
     def stopped(self) -> bool:
-        """Stop those of the batch that have grown beyond what products in float64 can hold; tell whether all have."""
+        """Freeze the weights whose products would overflow float64; tell whether all are frozen."""
         alive = self.weights.matrix().abs().flatten(1).amax(1) < MAX_WEIGHT
         self.alive = None if bool(alive.all()) else alive.to(self.tau.dtype)
         return not bool(alive.any())

@@ -7,11 +7,11 @@ Two stages. The least-distance program of Lawson and Hanson (1974, chapter 23),
     min_{lam >= 0}  1/2 ||A^T lam||_F^2 + 1/2 s^2 (1 - sum(lam))^2,
 
 is bounded for all data; its minimiser is a multiple of the SVM's multipliers, or has ``A^T lam = 0`` and proves that
-nothing separates. L-BFGS-B solves it fast for well-conditioned data. What is left is done by an augmented Lagrangian
-whose rounds are minimised by semismooth Newton steps (Li, Sun and Toh 2018): exact linear algebra on the few
-constraints that bind, whatever the conditioning. There too the multipliers of data that nothing separates turn into
-a proof, as they grow without bound while ``A^T lam = W`` does not. Small data at the edge of separability is finished by
-nonnegative least squares.
+nothing separates. L-BFGS-B solves it fast for well-conditioned data. Otherwise an augmented Lagrangian follows, whose
+subproblems are solved by semismooth Newton steps (Li, Sun and Toh 2018): direct linear algebra on the few binding
+constraints, robust to ill-conditioning. On inseparable data its multipliers become a proof as
+well: they grow without bound while ``A^T lam = W`` does not. Small data that barely separates, or barely fails to, ends
+with nonnegative least squares.
 """
 
 from __future__ import annotations
@@ -29,29 +29,29 @@ from convexformer.margin.progress import Answer, Limits, Progress
 from convexformer.solvers.status import Status
 
 FARKAS_RESIDUAL = 1e-13  # |A^T lam| below this, relative to the rows and sum(lam), proves that nothing separates
-MAX_NEWTON_SYSTEM = 6000  # Newton steps are taken up to this many binding constraints, or weights
-MAX_NNLS_ENTRIES = 2_000_000  # of the matrix of the nonnegative least squares that are tried last
-QUASI_NEWTON_STEPS = 200
-MAX_LAGRANGIAN_ROUNDS, MAX_NEWTON_STEPS = 40, 50
-RIDGES = (1e-15, 1e-13, 1e-11)  # tried in turn, relative to the largest diagonal entry
+MAX_NEWTON_SYSTEM = 6000  # side of the largest Newton system: the fewer of binding constraints and weights
+MAX_NNLS_ENTRIES = 2_000_000  # entries of the largest matrix that nonnegative least squares are tried on
+QUASI_NEWTON_STEPS = 200  # L-BFGS-B iterations of the first stage
+MAX_LAGRANGIAN_ROUNDS, MAX_NEWTON_STEPS = 40, 50  # multiplier updates, and Newton steps in each
+RIDGES = (1e-15, 1e-13, 1e-11)  # tried in turn where Cholesky fails, relative to the largest diagonal entry
 
 
 def solve_frobenius(operator: MarginOperator, limits: Limits) -> Answer:
     """Solve the Frobenius-norm SVM to ``limits.tolerance``; ``max_iter`` counts L-BFGS-B and Newton steps."""
     progress = Progress(operator, FrobeniusNorm(), limits)
     rows = operator.row_norms()
-    nothing = FARKAS_RESIDUAL * float(rows.max())
+    farkas_bound = FARKAS_RESIDUAL * float(rows.max())
 
     def done(W: Tensor, lam: Tensor) -> bool:
         """Look at a pair; stop at the tolerance, or when ``lam`` proves that nothing separates."""
         stop = progress.see(W, lam, spent)
-        return stop or float(operator.adjoint(lam).norm()) <= nothing * float(lam.sum())
+        return stop or float(operator.adjoint(lam).norm()) <= farkas_bound * float(lam.sum())
 
     lam, spent = _quasi_newton(operator, float(rows.square().mean()), min(QUASI_NEWTON_STEPS, limits.max_iter))
     W = operator.adjoint(lam)
     finished = done(W, lam)
     # scale to the SVM's own multipliers: for them sum(lam) = ||A^T lam||^2
-    scale = float(lam.sum()) / max(float(W.square().sum()), nothing**2, torch.finfo(W.dtype).tiny)
+    scale = float(lam.sum()) / max(float(W.square().sum()), farkas_bound**2, torch.finfo(W.dtype).tiny)
     lam, W = lam * scale, W * scale
     penalty = 10 * float(lam.sum()) / lam.numel()
     for _ in range(MAX_LAGRANGIAN_ROUNDS):
@@ -70,19 +70,19 @@ def solve_frobenius(operator: MarginOperator, limits: Limits) -> Answer:
     return progress.answer()
 
 
-def _quasi_newton(operator: MarginOperator, bend: float, iterations: int) -> tuple[Tensor, int]:
-    """L-BFGS-B on the least-distance program with ``s^2 = bend``; return the multipliers and the iterations it took."""
+def _quasi_newton(operator: MarginOperator, s_squared: float, iterations: int) -> tuple[Tensor, int]:
+    """L-BFGS-B on the least-distance program; return the multipliers and the number of iterations."""
     like, shape = operator.like, operator.output_shape
 
     def value_and_gradient(x: np.ndarray) -> tuple[float, np.ndarray]:
         point = torch.from_numpy(x).to(like).view(shape)
         M = operator.adjoint(point)
         miss = float(1 - point.sum())
-        gradient = operator.apply(M) - bend * miss
-        return 0.5 * float(M.square().sum()) + 0.5 * bend * miss**2, gradient.flatten().cpu().numpy()
+        gradient = operator.apply(M) - s_squared * miss
+        return 0.5 * float(M.square().sum()) + 0.5 * s_squared * miss**2, gradient.flatten().cpu().numpy()
 
     size = shape[0] * shape[1]
-    options = {"maxiter": iterations, "maxfun": 2 * iterations, "maxcor": 20, "ftol": 1e-16, "gtol": 1e-13 * bend}
+    options = {"maxiter": iterations, "maxfun": 2 * iterations, "maxcor": 20, "ftol": 1e-16, "gtol": 1e-13 * s_squared}
     start, bounds = np.full(size, 1 / size), [(0.0, None)] * size
     found: Any = minimize(value_and_gradient, start, jac=True, method="L-BFGS-B", bounds=bounds, options=options)
     lam = torch.from_numpy(found.x).to(like).view(shape)
@@ -155,7 +155,7 @@ def positive_solve(H: Tensor, right: Tensor) -> Tensor | None:
 
 
 def _nonnegative_least_squares(operator: MarginOperator, W: Tensor, lam: Tensor) -> Tensor | None:
-    """Solve the least-distance program by Lawson and Hanson's own method, which squares no condition number.
+    """Solve the least-distance program by Lawson and Hanson's active-set method, which does not square the condition.
 
     For small data that barely separates, or barely fails to; ``s`` is set to the margin found so far.
     """

@@ -11,7 +11,9 @@ from torch import Tensor
 
 from convexformer.margin.data import Sequences
 
-DIRECTION_SUPPORT = 0.02  # entries or singular values of the direction above this share of the largest count as nonzero
+DIRECTION_SUPPORT = (
+    0.02  # entries or singular values of the direction above this fraction of the largest count as nonzero
+)
 
 
 @final

@@ -25,7 +25,7 @@ class MarginNorm:
     """One SVM: ``min g(weights)`` under margin constraints. ``diagonal`` weights are ``b: (d, 1)``, others ``W: (d, d)``.
 
     ``solve`` may stop early when it finds no separating weights; ``prove`` then decides whether there are any, on the same
-    constraints, and ``solve_again`` solves data that barely separates, given about the value of the Frobenius-norm SVM.
+    constraints, and ``solve_again`` solves data that barely separates, given the approximate value of the Frobenius SVM.
     """
 
     gauge: Gauge

@@ -6,9 +6,9 @@ Small problems go to alternating directions, others to an augmented Lagrangian o
 
     ||W||_* = min_{U V^T = W} 1/2 (||U||_F^2 + ||V||_F^2),   U, V: (d, r)
 
-Each round minimises the augmented Lagrangian over the factors by L-BFGS and updates the multipliers ``lam``. Factors
-can get stuck only while ``r`` is too small, and then ``sigma_max(A^T lam) > 1`` says so: the singular pair joins the
-factors. At ``r = d`` every second-order critical point is optimal, and the certificate decides in any case.
+Each round minimises the augmented Lagrangian over the factors by L-BFGS and updates the multipliers ``lam``. Spurious
+minima exist only while ``r`` is too small; they show as ``sigma_max(A^T lam) > 1``, and that singular pair is appended to
+the factors. At ``r = d`` every second-order critical point is optimal, and the certificate decides in any case.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from convexformer.margin.operator import MarginOperator
 from convexformer.margin.progress import Answer, Limits, Progress
 from convexformer.solvers.status import Status
 
-ADMM_CONSTRAINTS, ADMM_WIDTH = 1500, 100  # alternating directions are faster up to this many constraints and channels
-ADMM_ITERATIONS = 400  # at most, before the factorised solver takes over
+ADMM_CONSTRAINTS, ADMM_WIDTH = 1500, 100  # ADMM is faster up to this many constraints and channels
+ADMM_ITERATIONS = 400  # ADMM gives up after this many iterations
 TUNED_VALUE = 10.0  # value of the Frobenius-norm SVM for which the penalties below were tuned
-FIRST_PENALTY, LAST_PENALTY = 3.0, 30.0  # rounding makes the line search fail at larger penalties
-INNER_ITERATIONS = 300
-LBFGS_PAIRS = 10  # that scipy's L-BFGS keeps
-STALL_ROUNDS, MAX_ROUNDS = 15, 400  # stop after so many rounds without a smaller gap, and in total
+FIRST_PENALTY, LAST_PENALTY = 3.0, 30.0  # of the augmented Lagrangian; beyond the last one line searches fail
+INNER_ITERATIONS = 300  # L-BFGS iterations between multiplier updates, at most
+LBFGS_PAIRS = 10  # correction pairs that L-BFGS stores
+STALL_ROUNDS, MAX_ROUNDS = 15, 400  # rounds without progress, and in total, after which the solver stops
 
 
 def solve_nuclear(operator: MarginOperator, limits: Limits) -> Answer:
@@ -51,7 +51,7 @@ def solve_nuclear(operator: MarginOperator, limits: Limits) -> Answer:
 
 
 def solve_nuclear_scaled(operator: MarginOperator, limits: Limits, frobenius: float) -> Answer:
-    """Solve the nuclear-norm SVM of data that barely separates, given about the value of the Frobenius-norm SVM.
+    """Solve the nuclear-norm SVM of data that barely separates, given the approximate value of the Frobenius-norm SVM.
 
     Constraints are scaled so that the optimum has the size that the penalties were tuned for.
     """
@@ -136,7 +136,7 @@ def _minimise(
 
 
 def _grown(operator: MarginOperator, U: Tensor, V: Tensor, lam: Tensor) -> tuple[Tensor, Tensor]:
-    """Append the singular pairs of ``A^T lam`` above one that the factors lack; they point downhill."""
+    """Append the singular pairs of ``A^T lam`` above one that the factors lack: they are descent directions."""
     d, r = U.shape
     if r >= d:
         return U, V

@@ -2,7 +2,7 @@
 
 A parametrization holds a batch of ``R`` weights and advances them along the gradient flow in normalised time. Within a
 step the pulls are frozen; the linear flow of the factors is then followed exactly (diagonal) or to second order
-(separate), which keeps what the flow conserves, ``K^T K - Q^T Q`` above all.
+(separate), which preserves the invariants of the flow, ``K^T K - Q^T Q`` above all.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from torch import Tensor
 from convexformer.margin.data import Sequences
 
 DEFAULT_STEP = 4e-3
-"""Default relative step: no factor changes by more than this share in a step."""
+"""Default relative step: the largest relative change of a factor in one step."""
 
 ROOT2 = math.sqrt(2.0)
-FIRST_MARGIN_STEP = 0.05  # at most, that a margin changes in a step of combined weights near zero
+FIRST_MARGIN_STEP = 0.05  # largest change of a margin in one step from combined weights near zero
 
 
 class Parametrization(ABC):
-    """A batch of weights that knows its attention logits and how to move."""
+    """A batch of weights with its attention logits and its steps along the flow."""
 
     norm: ClassVar[str]
-    """The SVM that the flow is said to solve."""
+    """The SVM that the flow converges to, by the theory."""
     exponential: ClassVar[bool]
     """Whether the margin grows exponentially in normalised time (factors) or linearly (the product itself)."""
 
@@ -54,7 +54,7 @@ class Parametrization(ABC):
 
 
 class MatrixParametrization(Parametrization):
-    """What full matrices share: logits ``-p_il^T W z_i`` and the pull ``G = sum c_il p_il z_i^T``."""
+    """Base of full matrices: logits ``-p_il^T W z_i`` and the pull ``G = sum c_il p_il z_i^T``."""
 
     def __init__(self, data: Sequences) -> None:
         zero = torch.zeros_like(data.differences[:, :1])
@@ -136,7 +136,7 @@ class Combined(MatrixParametrization):
 
 
 class DiagonalParametrization(Parametrization):
-    """What diagonals share: ``W = diag(b)``, logits ``-B_il^T b``, pull ``g = sum c_il B_il``, ``B_il = z_i * p_il``."""
+    """Base of diagonals: ``W = diag(b)``, logits ``-B_il^T b``, pull ``g = sum c_il B_il``, ``B_il = z_i * p_il``."""
 
     norm, exponential = "diagonal", True
 

@@ -1,4 +1,4 @@
-"""What the three solvers share: limits, the best primal and dual point so far, and the status."""
+"""State shared by the three solvers: limits, the best primal and dual point so far, and the status."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Answer:
 
 @final
 class Progress:
-    """Keeps the best primal and the best dual point; each is a bound on its own, so they may come from two iterates."""
+    """Keeps the best primal and the best dual point; each gives its own bound, so they may be of different iterates."""
 
     def __init__(self, operator: Operator, gauge: Gauge, limits: Limits) -> None:
         self.operator, self.gauge, self.limits = operator, gauge, limits
@@ -57,7 +57,7 @@ class Progress:
 
     @property
     def relative_gap(self) -> float:
-        """The gap between the best of both sides; infinite until a matrix separates."""
+        """The gap between the best primal and the best dual value; infinite until a matrix separates."""
         return (self._primal - self._dual) / self._primal if math.isfinite(self._primal) else math.inf
 
     @property
@@ -80,7 +80,7 @@ class Progress:
         return self.status is not Status.MAX_ITER
 
     def answer(self) -> Answer:
-        """Return the best of both sides."""
-        assert self._W is not None, "a solver shows at least one point"
-        assert self._lam is not None, "a solver shows at least one point"
+        """Return the best primal and the best dual point."""
+        assert self._W is not None, "a solver must call see() at least once"
+        assert self._lam is not None, "a solver must call see() at least once"
         return Answer(self._W, self._lam, self.status, tuple(self.history))

@@ -1,4 +1,4 @@
-"""How hard each token pulls: the gradient of the exponential loss in log space.
+"""Pulls: the coefficient of each token in the gradient of the exponential loss, computed in log space.
 
 The loss is ``1/n sum_i exp(-gamma_i^T sigma_i)``, ``sigma_i = softmax(X_i W z_i)`` (Sheen et al. 2024, section 3.2). Its
 negative gradient in ``W`` is ``sum_il c_il (x_i,opt - x_il) z_i^T`` with
@@ -6,8 +6,8 @@ negative gradient in ``W`` is ``sum_il c_il (x_i,opt - x_il) z_i^T`` with
     c_il = 1/n exp(-gamma_i^T sigma_i) sigma_il sum_k sigma_ik (gamma_ik - gamma_il)
 
 (under assumption 2 the last sum is ``sigma_i,opt (gamma_i,opt - gamma_i,nopt)``). All ``c`` underflow once margins pass 700.
-The flow therefore runs in the normalised time ``dtau = sum|c| dt``: the same trajectory, driven by ``c / sum|c|``, with the
-logarithm of ``sum|c|`` kept so that the logarithm of physical time stays known.
+The flow therefore runs in the normalised time ``dtau = sum|c| dt``: the same trajectory, driven by ``c / sum|c|``. The
+logarithm of ``sum|c|`` gives the logarithm of physical time.
 """
 
 from __future__ import annotations

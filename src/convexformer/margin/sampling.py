@@ -19,8 +19,10 @@ from convexformer.registry import one_of
 from convexformer.threads import few_threads
 
 SHAPES = {"diagonal": (3, 4, 10), "general": (3, 3, 4), "aligned": (3, 5, 6), "violates_a3": (2, 2, 3)}
-MAX_DRAWS = 200
+"""Default ``(n, L, d)`` of each kind."""
+MAX_DRAWS = 200  # draws before giving up
 CLEAR_SLACK, CLEAR_SHARE, CLEAR_EXCESS = 0.3, 0.03, 0.05
+"""With ``clear``: least dual slack, least share of the multipliers, least excess of the Frobenius solution."""
 
 
 class Sample(NamedTuple):
@@ -87,7 +89,7 @@ def sample_data(
 
 
 def _score_gap(n: int, L: int, room: float) -> float:
-    """``L ln n`` and some room: with equal gaps assumption 3 holds at ``W = 0`` as soon as ``n exp(-gap/L) <= 1``."""
+    """``L ln n`` plus ``room``: with equal gaps assumption 3 holds at ``W = 0`` as soon as ``n exp(-gap/L) <= 1``."""
     return L * math.log(n) + room
 
 
@@ -156,7 +158,7 @@ def _separates(sample: Sample, diagonal: bool) -> Answer | None:
 
 
 def _clear_diagonal(sample: Sample, answer: Answer) -> bool:
-    """Strict complementarity with room: dual slacks ``1 - |B^T lam|_j`` of zero weights, shares of support tokens."""
+    """Strict complementarity with a margin: dual slacks ``1 - |B^T lam|_j`` of zero weights, shares of support tokens."""
     operator = Sequences.of(*sample).diagonal_operator()
     force, share = operator.adjoint(answer.multipliers).abs(), answer.multipliers / answer.multipliers.sum()
     zero = answer.W.abs() <= 1e-9 * answer.W.abs().max()

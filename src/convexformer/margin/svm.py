@@ -24,7 +24,7 @@ from convexformer.margin.progress import Answer, Limits
 from convexformer.solvers.status import Status
 from convexformer.threads import few_threads
 
-SUPPORT_SHARE = 1e-6  # multipliers above this share of the largest count as support
+SUPPORT_SHARE = 1e-6  # multipliers above this fraction of the largest count as support
 NO_MARGIN = 1e-9  # margins below this, for rows and weights of norm one, count as rounding errors
 
 
@@ -161,7 +161,7 @@ class AttentionSVM(BaseEstimator):
 
 
 def _solve(norm: MarginNorm, data: Sequences, limits: Limits) -> Answer:
-    """Solve; if that fails, look for a proof that nothing separates; if there is none, solve again."""
+    """Solve; if that fails, look for a proof that nothing separates; if there is none, solve with ``solve_again``."""
     answer = norm.solve(data, limits)
     operator, started = norm.operator(data), time.perf_counter()
     if answer.status is Status.CONVERGED and not _inseparable(norm, data, answer):
@@ -175,7 +175,7 @@ def _solve(norm: MarginNorm, data: Sequences, limits: Limits) -> Answer:
         bound = residual(operator, norm.gauge, proof.multipliers.clamp_min(0))
         raise RuntimeError(
             f"no separating matrix was found, and no proof that there is none: weights of norm one have a margin of at most "
-            f"{bound:.1e}, next to the rounding of the data. Remove near-duplicate sequences, or raise max_iter or max_time."
+            f"{bound:.1e}, about the rounding of the data. Remove near-duplicate sequences, or raise max_iter or max_time."
         )
     spent += time.perf_counter() - started
     if norm.solve_again is None or spent >= limits.max_time:
@@ -219,7 +219,7 @@ def _not_separable(norm: MarginNorm, data: Sequences, proof: Answer) -> NotSepar
     tied = f" Sequences {sorted(data.ties)[:8]} have tied optimal tokens." if data.ties else ""
     advice = 'norm="nuclear" has d times as many weights' if norm.diagonal else "wider tokens separate more easily"
     message = (
-        f"no {kind} puts every optimal token first: the demands of sequences {shown} contradict each other. The "
+        f"no {kind} puts every optimal token first: the constraints of sequences {shown} contradict each other. The "
         f"nonnegative combination of their constraints in .farkas sums to one and vanishes up to {left:.1e}, so no "
         f"margin above that is possible.{tied} Drop one of these sequences, or change v or the tokens ({advice})."
     )

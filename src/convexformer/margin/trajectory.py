@@ -183,7 +183,7 @@ class Flow:
     def certificate(self, index: int = -1) -> Certificate:
         """Certify the direction at a record against its SVM, with the flow's own pulls since the last record as dual point.
 
-        No SVM is solved: any nonnegative multipliers bound the optimum, and the flow leaves good ones behind.
+        No SVM is solved: any nonnegative multipliers bound the optimum, and the accumulated pulls of the flow are good ones.
         """
         if self._W.ndim != 3:
             raise ValueError("the flow has a batch axis; certify one start at a time, without n_init.")

@@ -50,7 +50,7 @@ class AttentionNetwork(TokenNetwork):
         self.register_buffer("gate_index", fixed(gate_index))
 
     def forward(self, X: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Return outputs ``(N, c)``, or ``(N,)`` where the targets were."""
+        """Return outputs ``(N, c)``, or ``(N,)`` if the targets were ``(N,)``."""
         tokens = self.tokens(X, mask, length=self.w1.shape[1])
         scores = self._scores(tokens.X)
         if self.u1 is not None and self.u2 is not None:
@@ -61,7 +61,7 @@ class AttentionNetwork(TokenNetwork):
         return outputs.squeeze(-1) if self.squeeze else outputs
 
     def _scores(self, X: Tensor) -> Tensor:
-        """``(N, h)`` the values ``w1_j^T X_i w2_j``, in the order that needs less memory."""
+        """``(N, h)`` the values ``w1_j^T X_i w2_j``, in the order of products that needs less memory."""
         if X.shape[0] < self.w2.shape[1]:
             return ((X @ self.w2.T) * self.w1.T).sum(1)
         return X.flatten(1) @ torch.einsum("hs,hd->sdh", self.w1, self.w2).flatten(0, 1)
@@ -81,7 +81,7 @@ class AttentionNetwork(TokenNetwork):
                 f"w1 must lie in the simplex: its smallest entry is {low:.3g} and a row sums to {worst:.6g}. The nonconvex "
                 "problem has that constraint; normalise w1 (softmax or projection) before certifying."
             )
-        bias = None if self.bias is None else self.bias.detach().clone()
+        bias = fixed(self.bias)
         if self.u1 is None or self.gate_index is None:
             return Weights(torch.einsum("hs,hd,hc->sdc", w1, w2, w3), bias)
         Z = w1.new_zeros((self.u1.shape[0], w1.shape[1], w2.shape[1], w3.shape[1]))

@@ -1,4 +1,4 @@
-"""What the networks share: reading tokens in their own dtype, and fixed gates kept as buffers."""
+"""Base classes of the networks: tokens are cast to the network's dtype, fixed gates are buffers."""
 
 from __future__ import annotations
 
@@ -34,29 +34,29 @@ class Network(nn.Module, ABC):
 
 
 class TokenNetwork(Network):
-    """A network on tokens; casts what it is given to its own device and dtype, half types included."""
+    """A network on tokens; casts its input to its own device and dtype, half precision included."""
 
     def tokens(self, X: Tensor, mask: Tensor | None, length: int | None = None) -> TokenDataset:
-        """Validate and cast; differentiable in the weights, and in tokens ``X`` that ask for a gradient."""
+        """Validate and cast; differentiable in the weights, and in ``X`` if it requires a gradient."""
         like = next(self.parameters())
         at_least_single = torch.promote_types(like.dtype, torch.float32)
         found = TokenDataset.of(X, mask, device=like.device, dtype=at_least_single, length=length)
         tokens = found.X
         if isinstance(X, Tensor) and X.requires_grad:
-            live = X.reshape(len(X), -1, X.shape[-1]).to(like.device)  # (N, p) is one token a sample
+            live = X.reshape(len(X), -1, X.shape[-1]).to(like.device)  # (N, p) is one token per sample
             live = pad(live, (0, 0, 0, found.n_tokens - live.shape[1]))
             tokens = live if found.mask is None else torch.where(found.mask[..., None], live, live.new_zeros(()))
         return TokenDataset(tokens.to(like.dtype), found.mask)
 
     def inner_mask(self, tokens: TokenDataset, X: Any, mask: Any) -> Tensor | None:
-        """Return the mask for a network inside; an all-true mask still marks the input as padded."""
+        """Return the mask for an inner network; an all-true mask tells it that the caller did pass one."""
         if tokens.mask is None and (mask is not None or isinstance(X, (list, tuple))):
             return torch.ones(tokens.X.shape[:2], dtype=torch.bool, device=tokens.X.device)
         return tokens.mask
 
 
 class FactorNetwork(TokenNetwork):
-    """What networks of two weight factors share: ``w1``, ``w2``, fixed gates, pooling, and ordinary weight decay."""
+    """Base of networks with two weight factors: ``w1``, ``w2``, fixed gates, pooling, and ordinary weight decay."""
 
     gates: Tensor | None
     gate_index: Tensor | None
@@ -105,10 +105,10 @@ def owned(values: Tensor) -> torch.nn.Parameter:
 
 
 def optional(values: Tensor | None) -> torch.nn.Parameter | None:
-    """Return a copy as a parameter, or None where there is nothing."""
+    """Return a copy as a parameter; None for None."""
     return None if values is None else owned(values)
 
 
 def fixed(values: Tensor | None) -> Tensor | None:
-    """Return a copy that is not trained, or None where there is nothing."""
+    """Return a copy that is not trained; None for None."""
     return None if values is None else values.detach().clone()

@@ -13,7 +13,7 @@ from convexformer.weights import Weights
 
 @final
 class SumNetwork(TokenNetwork):
-    """``f(X) = sum_k f_k(X) + bias``, zero at masked tokens; weight decay adds up too."""
+    """``f(X) = sum_k f_k(X) + bias``, zero at masked tokens; weight decays are added."""
 
     def __init__(self, parts: list[Network], bias: Tensor | None = None) -> None:
         super().__init__()

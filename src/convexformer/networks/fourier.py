@@ -47,7 +47,7 @@ class FourierNetwork(FactorNetwork):
             raise ValueError(
                 f"this network takes {math.prod(self.grid)} unmasked tokens; got shape {tuple(tokens.X.shape)}."
             )
-        X = tokens.X.to(torch.promote_types(tokens.X.dtype, torch.float32))  # FFTs know no half types
+        X = tokens.X.to(torch.promote_types(tokens.X.dtype, torch.float32))  # torch has no FFT in half precision
         Z, c = self._dense(self.w1, self.w2).to(X.dtype), self.blocks * self.w2.shape[1]
         gates = None if self.gates is None else fourier_gates(tokens.X.detach(), self.gates, self.grid)
         operator = FourierOperator(X, self.grid, c, gates, blocks=self.blocks, pooled=not self.per_token)

@@ -7,7 +7,7 @@ from typing import Any, final
 from torch import Tensor
 
 from convexformer.data import TokenDataset
-from convexformer.networks.base import FactorNetwork, TokenNetwork, optional, owned
+from convexformer.networks.base import FactorNetwork, TokenNetwork, fixed, optional, owned
 from convexformer.operators.gates import token_gates
 from convexformer.operators.mixing import fourier_mix, local_mean
 from convexformer.registry import one_of
@@ -39,7 +39,7 @@ class MLPNetwork(FactorNetwork):
         self.grid = None if grid is None else (int(grid[0]), int(grid[1]))
 
     def forward(self, X: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Return outputs ``(N, c)``, ``(N, s, c)`` per token, or ``(N,)`` where the targets were."""
+        """Return outputs ``(N, c)``, ``(N, s, c)`` per token, or ``(N,)`` if the targets were ``(N,)``."""
         tokens = self._mixed(self.tokens(X, mask))
         hidden = tokens.X @ self.w1.T  # (N, s, h); masked tokens give zeros
         if self.gates is not None:
@@ -86,7 +86,7 @@ class LinearNetwork(TokenNetwork):
         self.squeeze = squeeze
 
     def forward(self, X: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Return outputs ``(N, c)``, or ``(N,)`` where the targets were."""
+        """Return outputs ``(N, c)``, or ``(N,)`` if the targets were ``(N,)``."""
         outputs = self.tokens(X, mask).mean_token @ self.weight
         if self.bias is not None:
             outputs = outputs + self.bias
@@ -98,8 +98,7 @@ class LinearNetwork(TokenNetwork):
 
     def lift(self) -> Weights:
         """Return the weight itself."""
-        bias = None if self.bias is None else self.bias.detach().clone()
-        return Weights(self.weight.detach().clone(), bias)
+        return Weights(self.weight.detach().clone(), fixed(self.bias))
 
     def config(self) -> dict[str, Any]:
         """Return the options."""

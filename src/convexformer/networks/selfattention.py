@@ -1,4 +1,4 @@
-"""Multi-head self-attention and the MLP-Mixer, as the theorems have them."""
+"""Multi-head self-attention and the MLP-Mixer, as in the theorems of Sahiner et al. (2022)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from convexformer.weights import Weights
 
 
 class MatrixNetwork(FactorNetwork):
-    """What the two share: square ``W1_j``, matrices ``W2_j``, and the lift."""
+    """Base of both networks: square ``W1_j``, matrices ``W2_j``, and the lift."""
 
     def lift(self) -> Weights:
         """``Z = sum_j vec_F(W1_j) vec_C(W2_j)^T``, block by gate, as factors."""
@@ -62,11 +62,11 @@ class MixerNetwork(MatrixNetwork):
     """
 
     def lift(self) -> Weights:
-        """As above; pooled and linear the smaller ``Z = sum_j mean_o(W1_j[o]) vec_C(W2_j)^T`` (see the head)."""
+        """As in the base class; pooled and linear the smaller ``Z = sum_j mean_o(W1_j[o]) vec_C(W2_j)^T`` (see the head)."""
         whole = super().lift()
         if self.per_token or self.gates is not None:
             return whole
-        rows = self.w1.detach().mean(1)  # (h, s): all that a mean over output tokens sees of W1
+        rows = self.w1.detach().mean(1)  # (h, s): the mean over output tokens depends on W1 only through this
         return Weights(rows.T @ self.w2.detach().flatten(1), whole.intercept)
 
     def forward(self, X: Tensor, mask: Tensor | None = None) -> Tensor:

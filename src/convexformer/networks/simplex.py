@@ -25,7 +25,7 @@ class Softmax(nn.Module):
 
 
 def train_in_simplex(network: AttentionNetwork) -> AttentionNetwork:
-    """Make ``w1`` the softmax of free parameters, so that Adam or SGD can train the network as it is."""
+    """Make ``w1`` the softmax of free parameters, so that unconstrained optimisers keep ``w1`` in the simplex."""
     parametrize.register_parametrization(network, "w1", Softmax())
     return network
 

@@ -29,11 +29,11 @@ class StandardizedNetwork(TokenNetwork):
         return self.network(tokens.X, self.inner_mask(tokens, X, mask))
 
     def decay(self) -> Tensor:
-        """Return the weight decay of the network inside."""
+        """Return the weight decay of the inner network."""
         return self.network.decay()
 
     def lift(self) -> Weights:
-        """Return the lift of the network inside, a point of the program on standardised tokens."""
+        """Return the lift of the inner network, a point of the program on standardised tokens."""
         return self.network.lift()
 
     def config(self) -> dict[str, Any]:

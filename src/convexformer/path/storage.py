@@ -56,7 +56,7 @@ class StoredSolutions(Sequence[Solution]):
 
 
 def active_tokens(norms: Tensor) -> Tensor:
-    """``(n_betas,)`` how many tokens carry weight at each beta, from ``norms: (n_betas, s)``."""
+    """``(n_betas,)`` how many tokens have nonzero weights at each beta, from ``norms: (n_betas, s)``."""
     largest = norms.amax(1, keepdim=True).clamp_min(torch.finfo(norms.dtype).tiny)
     return (norms > 1e-9 * largest).sum(1)
 

@@ -30,9 +30,9 @@ if TYPE_CHECKING:
 PROBLEM_OPTIONS = tuple(inspect.signature(Problem).parameters)[3:]  # after head, X, Y
 SOLVER_OPTIONS = tuple(inspect.signature(solve).parameters)[1:]  # after problem
 # glmnet's rule for stopping early
-SATURATED = 0.999  # stop when this share of the loss at Z = 0 is explained
-SMALL_GAIN = 1e-5  # or when one more beta explains less than this share more
-FIRST_STOP = 5  # but never before this many betas
+SATURATED = 0.999  # stop when this fraction of the loss at Z = 0 is explained,
+SMALL_GAIN = 1e-5  # or when the last beta explains less than this fraction more,
+FIRST_STOP = 5  # but not before this many betas
 
 
 @final
@@ -129,7 +129,7 @@ def path(
     (tolerance, solver, max_iter, progress, ...); ``max_iter`` and ``max_time`` apply to each beta. Every solution has its
     own certificate. ``stop_early`` ends the path where the fit is saturated, by glmnet's rule: 99.9% of the loss at zero
     explained, or less than 1e-5 of it gained by a beta. ``checkpoint`` names a folder, with a file for each beta; the same
-    call goes on from what it finds there. Ctrl-C returns what has been solved so far.
+    call resumes from them. Ctrl-C returns what has been solved so far.
     """
     problem_options, solver_options = _split(problem_and_solver_options)
     ratios = beta_ratios(n_betas, beta_min_ratio)
@@ -172,7 +172,7 @@ def walk(
     """Yield the solution at each ratio of ``beta_max``, warm-started from the one before; stop after an interrupted one."""
     last = warm_start
     top = problem.beta  # beta_ratio = 1, so this is beta_max (or any positive number where beta_max is zero)
-    stopped = False  # the callback asked to stop; the status does not say so where that check met the tolerance as well
+    stopped = False  # set by the callback; the status is CONVERGED if the same check also met the tolerance
 
     with step_bar(f"{problem.head.name} path", len(ratios), shown=progress) as bar:
 

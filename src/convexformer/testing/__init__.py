@@ -1,6 +1,6 @@
 """Contract checks: run them on an operator, a loss, a penalty or a head of your own.
 
-Every check raises ``AssertionError`` with the numbers that disagree, and returns nothing when all is well::
+Every check raises ``AssertionError`` with the numbers that disagree, and returns None on success::
 
     from convexformer.testing import check_gauge
     check_gauge(MyGauge(), shape=(4, 3, 2))

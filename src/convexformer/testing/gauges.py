@@ -25,7 +25,10 @@ def check_penalty(penalty: Penalty, shape: tuple[int, ...], seed: int = 0) -> No
         for scale in (0.0, 0.5, 1.0, -1.0):
             N = scale * (limit if math.isfinite(limit) else 1.0) * M
             own = penalty.conjugate(N, beta)
-            require(own == 0 or not penalty.indicator_conjugate, f"the conjugate is {own}, and it is said to be zero")
+            require(
+                own == 0 or not penalty.indicator_conjugate,
+                f"the conjugate is {own}; indicator_conjugate says that it is zero",
+            )
             bound = beta * penalty.value(Z) + own
             at_most("<M, Z> against beta g(Z) + (beta g)*(M)", inner(N, Z), bound, 1e-10 * (1 + float(bound)))
     if not isinstance(penalty, Proximal):
@@ -80,7 +83,7 @@ def _check_prox(penalty: Penalty, Z: Tensor, P: Tensor, step: float, draw: Calla
     R, scale = Z - P, float(Z.square().sum())
     limit, polar = penalty.max_dual_scale(R, step)
     if polar.kind.certifies:
-        at_most("1 against the scale limit of Z - prox(Z): polar(Z - P) <= step", 1.0, limit, 1e-9)
+        at_most("1 against max_dual_scale of Z - prox(Z): polar(Z - P) <= step", 1.0, limit, 1e-9)
         right = step * penalty.value(P) + penalty.conjugate(R, step)
         equal("<Z - P, P> and step g(P) + (step g)*(Z - P)", inner(R, P), right, 1e-9 * scale)
     least = 0.5 * R.square().sum() + step * penalty.value(P)

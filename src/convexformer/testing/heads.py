@@ -37,8 +37,8 @@ def check_head(
 ) -> None:
     """Operator, ``beta_max``, recovery and lift of a head, and the certificates of its networks.
 
-    ``make_network(layout, seed)`` returns any network of the head, a random one say; with it the lift is checked to
-    never raise the objective, and the certificate to never be below the true gap.
+    ``make_network(layout, seed)`` returns any network of the head, a random one say; with it the lift is checked
+    not to raise the objective, and the certified gap not to be below the true one.
     """
     options: dict[str, Any] = {"loss": loss, "mask": mask, "sample_weight": sample_weight, "intercept": intercept}
     problem = Problem(head, X, Y, beta_ratio=0.3, **options)
@@ -77,9 +77,9 @@ def check_weak_duality(problem: Problem, tolerance: float = 1e-6) -> Solution:
     for record, weights in seen:
         where = f"at iteration {record.iteration}: "
         proof = certificate(objective, weights)
-        room = slack * (abs(best) + abs(record.primal))
-        at_most(where + "dual of the history against the best primal", record.dual, best, room)
-        equal(where + "primal of the history and of the certificate", record.primal, proof.primal, room)
+        allowed = slack * (abs(best) + abs(record.primal))
+        at_most(where + "dual of the history against the best primal", record.dual, best, allowed)
+        equal(where + "primal of the history and of the certificate", record.primal, proof.primal, allowed)
         _encloses(proof, solution.certificate, where)
     return solution
 
@@ -104,7 +104,7 @@ def _check_recovery(problem: Problem, weights: Weights, X: Any, mask: Any) -> No
 
 
 def _check_beta_max(problem: Problem) -> None:
-    """``Z = 0`` is optimal, and certified, at ``beta_max``; a little below it is neither."""
+    """``Z = 0`` is optimal and certified at ``beta_max``, and not optimal slightly below it."""
     top = problem.beta_max
     require(top > 0, f"beta_max is {top}: these targets leave nothing to learn, so beta_max cannot be checked")
     zero = problem.operator.zeros()
@@ -132,10 +132,10 @@ def _check_network(problem: Problem, network: Network, solution: Solution, X: An
 
 def _encloses(proof: Certificate, tight: Certificate, where: str) -> None:
     """``dual <= p* <= primal``, with ``p*`` known from a tight certificate."""
-    room = 1e-9 * (abs(proof.primal) + abs(tight.primal))
-    at_most(where + "dual against the objective of the solution", proof.dual, tight.primal, room)
-    at_most(where + "dual of the solution against the primal", tight.dual, proof.primal, room)
-    at_most(where + "true gap against the certified gap", proof.primal - tight.primal, proof.gap, room)
+    allowed = 1e-9 * (abs(proof.primal) + abs(tight.primal))
+    at_most(where + "dual against the objective of the solution", proof.dual, tight.primal, allowed)
+    at_most(where + "dual of the solution against the primal", tight.dual, proof.primal, allowed)
+    at_most(where + "true gap against the certified gap", proof.primal - tight.primal, proof.gap, allowed)
 
 
 def _rows(problem: Problem, outputs: Tensor) -> Tensor:

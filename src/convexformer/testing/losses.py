@@ -52,14 +52,14 @@ def check_loss(loss: Loss, Y: Any, seed: int = 0) -> None:
 
 
 def _check_hessian(loss: Loss, F: Tensor, D: Tensor, Y: Tensor, h: float, size: float) -> None:
-    """Finite differences of the gradient and ``hessian_product``, away from kinks; symmetry and its diagonal."""
+    """Finite differences of the gradient and ``hessian_product``, away from kinks; ``<D, H D> >= 0``, and the diagonal."""
     product = loss.hessian_product(F, Y, D)
     same_shape("hessian_product", product, tuple(F.shape))
     change = (loss.gradient(F + h * D, Y) - loss.gradient(F - h * D, Y)) / (2 * h)
     jump = loss.hessian_product(F + h * D, Y, D) - loss.hessian_product(F - h * D, Y, D)
-    calm = jump.abs().amax(1) < 1e-4 * size
-    require(bool(calm.float().mean() > 0.5), "hessian_product jumps nearly everywhere")
-    equal("finite differences of gradient and hessian_product", change[calm], product[calm], 1e-4 * size)
+    smooth = jump.abs().amax(1) < 1e-4 * size
+    require(bool(smooth.float().mean() > 0.5), "hessian_product jumps nearly everywhere")
+    equal("finite differences of gradient and hessian_product", change[smooth], product[smooth], 1e-4 * size)
     at_most("zero against <D, hessian_product(D)>", torch.zeros(len(F)), (D * product).sum(1), 1e-6 * size)
     if (known := loss.hessian(F, Y)) is not None:
         unit = torch.eye(F.shape[1], dtype=F.dtype, device=F.device)
@@ -68,7 +68,7 @@ def _check_hessian(loss: Loss, F: Tensor, D: Tensor, Y: Tensor, h: float, size: 
 
 
 def _check_balance(loss: Loss, U: Tensor, Y: Tensor, w: Tensor) -> None:
-    """A balanced dual point sums to zero, stays in the domain, and stays where it is if it was balanced."""
+    """A balanced dual point sums to zero and is in the domain; balancing it again leaves it unchanged."""
     found = loss.balance(U, Y, w)
     require(bool(torch.isfinite(loss.conjugate(found, Y)).all()), "balance leaves the domain of the conjugate")
     left, size = (w[:, None] * found).sum(0), float((w[:, None] * U).abs().sum()) + float(w.sum())
@@ -78,7 +78,7 @@ def _check_balance(loss: Loss, U: Tensor, Y: Tensor, w: Tensor) -> None:
 
 
 def _check_dual_scale(loss: Loss, U: Tensor, Y: Tensor, w: Tensor) -> None:
-    """The scale is legal, no worse than the plain one, and the best of a grid where it has a closed form."""
+    """``dual_scale`` is feasible, no worse than the unscaled point, and optimal on a grid where it has a closed form."""
 
     def dual(t: float) -> float:
         return -float((w * loss.conjugate(t * U, Y)).sum())

@@ -47,7 +47,7 @@ def check_operator(operator: Operator, seed: int = 0) -> None:
 
 
 def _check_slices(operator: Operator, parts: TokenFeatures, Z: Tensor, V: Tensor, AtV: Tensor, slack: float) -> None:
-    """The parts make up the operator; on some tokens alone it is what it is with the others at zero."""
+    """``token_features()`` reproduce the operator; ``restricted(tokens)`` equals it with all other slices at zero."""
     X, gates = parts.features, parts.gates
     one = Z if gates is not None else Z[None]
     D = X.new_ones(len(X), 1) if gates is None else gates
@@ -79,14 +79,14 @@ def _check_factors(operator: BilinearOperator, Z: Tensor, AZ: Tensor, V: Tensor,
         for AF in (
             operator.apply(terms),
             operator.apply_factors(terms),
-        ):  # through dense matrices where that pays, and not
+        ):  # the first may go through dense matrices, the second never does
             equal("A applied to factors and to the tensor", AF, AZ, slack * size)
         for left, right in (operator.factor_gradients(D, terms), apart):
-            equal("left products and A^T V", left, (M @ factors.V[:, :, None])[:, :, 0], 10 * slack * size)
-            equal("right products and A^T V", right, (factors.U[:, None] @ M)[:, 0], 10 * slack * size)
+            equal("matvec products and A^T V", left, (M @ factors.V[:, :, None])[:, :, 0], 10 * slack * size)
+            equal("rmatvec products and A^T V", right, (factors.U[:, None] @ M)[:, 0], 10 * slack * size)
 
 
 def _reordered(values: Tensor) -> Tensor:
-    """Return the same numbers with the axes stored in the opposite order, and every second place left out."""
+    """Return the same numbers with the axes stored in reverse order and with gaps in memory."""
     wide = torch.stack([values, values], -1).permute(*reversed(range(values.ndim)), values.ndim).contiguous()
     return wide[..., 0].permute(*reversed(range(values.ndim)))

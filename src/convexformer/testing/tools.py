@@ -1,4 +1,4 @@
-"""What the checks share: random points, and comparisons that raise with the numbers that disagree."""
+"""Helpers of the checks: random points, and comparisons that raise with the numbers that disagree."""
 
 from __future__ import annotations
 
@@ -35,18 +35,18 @@ def same_shape(name: str, tensor: Tensor, expected: tuple[int, ...]) -> None:
     require(tuple(tensor.shape) == tuple(expected), f"{name} has shape {tuple(tensor.shape)}; expected {expected}")
 
 
-def equal(name: str, got: Tensor | float | None, expected: Tensor | float, room: float) -> None:
-    """Raise where two values differ by more than ``room``."""
+def equal(name: str, got: Tensor | float | None, expected: Tensor | float, allowed: float) -> None:
+    """Raise where two values differ by more than ``allowed``."""
     a, b = (torch.as_tensor(value, dtype=torch.float64).detach() for value in (got, expected))
     worst = float((a - b).abs().max()) if a.numel() else 0.0
-    require(worst <= room, f"{name} differ by {worst:.3g} (allowed {room:.3g}): {_show(a)} and {_show(b)}")
+    require(worst <= allowed, f"{name} differ by {worst:.3g} (allowed {allowed:.3g}): {_show(a)} and {_show(b)}")
 
 
-def at_most(name: str, got: Tensor | float, bound: Tensor | float, room: float) -> None:
-    """Raise where a value exceeds its bound by more than ``room``."""
+def at_most(name: str, got: Tensor | float, bound: Tensor | float, allowed: float) -> None:
+    """Raise where a value exceeds its bound by more than ``allowed``."""
     a, b = (torch.as_tensor(value, dtype=torch.float64).detach() for value in (got, bound))
     worst = float((a - b).max())
-    require(worst <= room, f"{name}: too large by {worst:.3g} (allowed {room:.3g}): {_show(a)} and {_show(b)}")
+    require(worst <= allowed, f"{name}: too large by {worst:.3g} (allowed {allowed:.3g}): {_show(a)} and {_show(b)}")
 
 
 def _show(values: Tensor) -> str:
