@@ -35,8 +35,8 @@ Say = Callable[[str], None]
 class Worker:
     """A process for cases, started when first asked; one that does not answer in time is ended and started again."""
 
-    def __init__(self, threads: int = 1) -> None:
-        self.threads = threads
+    def __init__(self, threads: int = 1, warm: bool = True) -> None:
+        self.threads, self.warm = threads, warm
         self._process: subprocess.Popen[str] | None = None
         self._held: dict[str, Any] | None = None
 
@@ -74,7 +74,7 @@ class Worker:
         }
 
     def _start(self) -> subprocess.Popen[str]:
-        words = [sys.executable, str(HERE / "worker.py"), str(self.threads)]
+        words = [sys.executable, str(HERE / "worker.py"), str(self.threads), *([] if self.warm else ["cold"])]
         process = subprocess.Popen(
             words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
         )
@@ -139,7 +139,7 @@ def race(
 
     ``solvers`` restricts ours (``"auto"`` is one of them); ``paths``: ``"all"`` solvers walk one, ``"auto"`` or ``"none"``.
     """
-    worker, second = Worker(1), Worker(2)
+    worker, second = Worker(1, suite.warm), Worker(2, suite.warm)
     for case in suite.cases:
         entry = Entry(case, worker.hold(case, suite.limit))
         say(f"{case.name}: {_facts(entry.facts)}")

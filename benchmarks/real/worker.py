@@ -1,8 +1,8 @@
 """A process that holds one case and runs one thing at a time on it; commands and answers are lines of JSON.
 
-    python benchmarks/real/worker.py THREADS
+    python benchmarks/real/worker.py THREADS [cold]
 
-    {"ready": true}                                                  its first line, once everything is compiled
+    {"ready": true}                                                  its first line, once all is compiled (unless "cold")
     {"case": {...}}                                                  tokens and beta_max; the time of beta_max is returned
     {"solve": SOLVER, "ratio": r, "tolerance": t, "limit": s}        one cold solve
     {"path": SOLVER, "ratios": [...], "tolerance": t, "limit": s}    warm-started along the ratios, the limit for all
@@ -171,7 +171,8 @@ def _status(solution):
 def main():
     answers, sys.stdout = sys.stdout, sys.stderr  # whatever a tool prints must not be taken for an answer
     warnings.simplefilter("ignore")
-    warm_up()
+    if "cold" not in sys.argv:
+        warm_up()
     print(json.dumps({"ready": True}), file=answers, flush=True)
     bench = Bench()
     for line in sys.stdin:
