@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import convexformer as cf
-from convexformer.solvers.cost import anisotropy
+from convexformer.solvers.cost import anisotropy, predicted_seconds
 
 FOLDER = Path(__file__).parent.parent / "benchmarks" / "real"
 MODULES = ("data", "cases", "peers", "report", "race", "fit", "run")
@@ -159,10 +159,12 @@ def test_only_restricts_what_it_names(real):
 
 def test_auto_explains_its_prediction():
     rng = np.random.default_rng(0)
-    problem = cf.Problem("attention", rng.standard_normal((30, 6, 4)), np.arange(30) % 3, beta_ratio=0.1)
+    problem = cf.Problem("attention", rng.standard_normal((300, 8, 10)), np.arange(300) % 3, beta_ratio=0.1)
     text = cf.solvers.explain(problem)
     assert "predicted" in text
-    assert "products" in text
+    assert "anisotropy" in text
+    predicted = predicted_seconds(problem.objective)
+    assert cf.solvers.select(problem.objective) == min(predicted, key=predicted.get)
 
 
 @pytest.mark.parametrize("spread", [0.0, 2.0])

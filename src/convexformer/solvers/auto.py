@@ -19,6 +19,7 @@ SOLVERS: dict[str, Solver] = {solver.name: solver for solver in (Fista(), Stairc
 SELECTION = """
 device  penalty               operator  condition                        solver
 CPU     nuclear norm          bilinear  weights > few_weights            staircase
+CPU     anything with a prox  any       rows x weights <= few_products   fista
 CPU     priced (solvers.cost) any       least predicted seconds          fista, staircase or working_set
 GPU     nuclear norm          bilinear  weights > few_weights            staircase
 GPU     nuclear norm          any       short side of Z > short_side     staircase
@@ -40,6 +41,8 @@ class AutoOptions:
 
     few_weights: int = 1 << 11
     """Entries of a dense ``Z`` up to which thresholding it is cheaper than factors (benchmarks/heads.py, P4 small)."""
+    few_products: int = 1 << 14
+    """Rows times weights up to which FISTA is done before another solver is set up or compiled (tests of tiny problems)."""
     short_side: int = 16
     """Short side of ``Z`` up to which singular-value thresholding on a GPU is cheaper (benchmarks/gpu_heads.py)."""
 
@@ -57,6 +60,8 @@ def select(objective: Objective, options: AutoOptions = AutoOptions()) -> str:  
         pays = objective.like.is_cuda and min(shape[-2:]) > options.short_side
     if "staircase" in serving and pays:
         return "staircase"
+    if "fista" in serving and len(objective.targets) * math.prod(shape) <= options.few_products:
+        return "fista"
     predicted = _predicted(objective)
     priced = [name for name in serving if name in predicted]
     if priced:
