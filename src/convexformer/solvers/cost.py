@@ -74,12 +74,12 @@ PRICES: dict[str, dict[str, Prices]] = {
         "working_set": Prices(overhead=0.062, products=35, outputs=22, spectra=0.27),
     },
     "groups, squared loss": {
-        "fista": Prices(overhead=0.006, products=26, outputs=79, spectra=0.13, power=0.25),
-        "working_set": Prices(overhead=0.11, products=28, spectra=0.029, power=0.25),
+        "fista": Prices(overhead=0.016, products=34, outputs=12, power=0.25),
+        "working_set": Prices(overhead=0.01, products=18, outputs=20, spectra=0.055, power=0.25),
     },
     "nuclear": {
-        "fista": Prices(overhead=0.01, outputs=17, power=0.75),
-        "staircase": Prices(overhead=0.018, products=3.2, outputs=19, thresholds=880, power=0.25),
+        "fista": Prices(overhead=0.011, outputs=17, power=0.75),
+        "staircase": Prices(overhead=0.021, products=0.23, outputs=19, thresholds=860, power=0.25),
     },
     "nuclear, token slices": {
         "fista": Prices(overhead=0.05, outputs=22, power=0.75),
@@ -87,7 +87,7 @@ PRICES: dict[str, dict[str, Prices]] = {
         "working_set": Prices(overhead=0.74, products=100),
     },
 }
-"""By kind of objective and solver, set by ``benchmarks/real/run.py --suite sizes`` and ``--fit-auto`` (47 problems)."""
+"""By kind of objective and solver, set by ``benchmarks/real/run.py --suite sizes`` and ``--fit-auto`` (63 fits)."""
 
 _ANISOTROPY: Workspace[float] = Workspace()
 
@@ -120,6 +120,9 @@ def count(objective: Objective) -> Counts:
     rows, c = objective.targets.shape
     shape, parts = objective.weight_shape, objective.operator.token_features()
     weights, bilinear = math.prod(shape), isinstance(objective.operator, BilinearOperator)
+    features = weights // c
+    if objective.loss.quadratic and not objective.intercept and 2 * features <= rows:
+        rows = features  # the squared loss is compressed
     products = objective.operator.data_size * c if bilinear else rows * weights
     spectra = 0
     if parts is not None:
