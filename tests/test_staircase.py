@@ -158,7 +158,7 @@ def test_high_ranks_are_handed_over_to_dense_weights(attention, monkeypatch):
 def test_the_rough_start_leaves_no_trace(attention, monkeypatch):
     problem = cf.Problem("self_attention", *attention, beta_ratio=0.05)
     rough = cf.solve(problem, tolerance=1e-9, solver="staircase")
-    monkeypatch.setattr(Staircase, "_cold_start", Staircase._descend)  # in float64 all the way
+    monkeypatch.setitem(SOLVERS, "staircase", Staircase(StaircaseOptions(float32_range=1)))  # in float64 all the way
     exact = cf.solve(problem, tolerance=1e-9, solver="staircase")
     assert rough.weights.Z.dtype == torch.float64
     assert rough.objective == pytest.approx(exact.objective, rel=2e-9)

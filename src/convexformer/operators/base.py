@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, final
 import torch
 from torch import Tensor
 
+from convexformer.operators.moments import Moments
 from convexformer.rows import LOCAL, Rows
 
 if TYPE_CHECKING:
@@ -49,6 +50,13 @@ class Operator(ABC):
         """Return ``(A', Y')`` with ``sum_i w_i ||(A Z - Y)_i||^2 = ||A' Z - Y'||^2 + constant`` and fewer rows.
 
         None where nothing is gained. For the squared loss the number of samples then leaves the cost of an iteration.
+        """
+        return None
+
+    def moments(self, w: Tensor, rows: Rows = LOCAL, *, centred: bool = False) -> Moments | None:
+        """Return second moments of the features, weighted by ``w: (R,)``, for a solver to scale its steps; None if unknown.
+
+        ``centred``: about the mean, which an intercept absorbs. They need not be exact.
         """
         return None
 

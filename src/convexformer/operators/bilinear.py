@@ -11,6 +11,7 @@ from torch import Tensor
 
 from convexformer.operators.base import Operator
 from convexformer.operators.lowrank import LowRank
+from convexformer.operators.moments import Moments
 from convexformer.rows import LOCAL, Rows
 
 NORM_PROBES = 8  # random vectors that estimate a Frobenius norm
@@ -63,14 +64,7 @@ class BilinearOperator(Operator):
     def factor_gradients(self, D: Tensor, Z: LowRank) -> tuple[Tensor, Tensor]:
         """``M V_j`` and ``M^T U_j`` for each term in its block, ``M = A^T D``: the gradients in the factors."""
         if self.dense_pays(Z.n_terms):
-            M = self.dense_adjoint(D).reshape(-1, *self.weight_shape[-2:])
-            if self.n_blocks == 1:
-                return Z.V @ M[0].T, Z.U @ M[0]
-            if Z.n_terms * M[0].numel() <= GATHERED:
-                M = M[Z.block]  # (m, p, q)
-                return (M @ Z.V[:, :, None])[:, :, 0], (Z.U[:, None] @ M)[:, 0]
-            pairs = [(Z.V[own] @ M[b].T, Z.U[own] @ M[b]) for b, own in Z.spans()]
-            return torch.cat([GU for GU, _ in pairs]), torch.cat([GV for _, GV in pairs])
+            return block_products(self.dense_adjoint(D), Z)
         if self.n_blocks == 1:
             return self.matvec(D, Z.V, 0), self.rmatvec(D, Z.U, 0)
         parts = [(self.matvec(D, Z.V[own], b), self.rmatvec(D, Z.U[own], b)) for b, own in Z.spans()]
@@ -197,12 +191,28 @@ class FactoredView(BilinearOperator):
         """``M_b^T U_j``."""
         return U @ self._matrix(D)[b]
 
+    def moments(self, w: Tensor, rows: Rows = LOCAL, *, centred: bool = False) -> Moments | None:
+        """Those of the inner operator."""
+        return self.inner.moments(w, rows, centred=centred)
+
     def dense_pays(self, m: int) -> bool:
         """Always: that is its point."""
         return True
 
     def _matrix(self, D: Tensor) -> Tensor:
         return self.dense_adjoint(D).reshape(-1, *self.weight_shape[-2:])
+
+
+def block_products(M: Tensor, Z: LowRank) -> tuple[Tensor, Tensor]:
+    """``M V_j`` and ``M^T U_j`` for each term in its block of a dense ``M: (..., p, q)``."""
+    M = M.reshape(-1, *M.shape[-2:])
+    if len(M) == 1:
+        return Z.V @ M[0].T, Z.U @ M[0]
+    if Z.n_terms * M[0].numel() <= GATHERED:
+        M = M[Z.block]  # (m, p, q)
+        return (M @ Z.V[:, :, None])[:, :, 0], (Z.U[:, None] @ M)[:, 0]
+    pairs = [(Z.V[own] @ M[b].T, Z.U[own] @ M[b]) for b, own in Z.spans()]
+    return torch.cat([GU for GU, _ in pairs]), torch.cat([GV for _, GV in pairs])
 
 
 def frobenius_norm(M: Tensor | ImplicitMatrix) -> float:

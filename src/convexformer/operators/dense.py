@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 
 from convexformer.operators.base import Operator, TokenFeatures, gather_tokens, times
+from convexformer.operators.moments import Axis, Moments, block_moments
+from convexformer.rows import LOCAL, Rows
 
 
 @final
@@ -56,6 +58,23 @@ class DenseOperator(Operator):
         root = w.sqrt()[:, None]
         Q, T = torch.linalg.qr(root * self.features)
         return DenseOperator(T, self.axes, self.n_outputs, self.columns), Q.T @ (root * Y)
+
+    def moments(self, w: Tensor, rows: Rows = LOCAL, *, centred: bool = False) -> Moments | None:
+        """``sum_i w_i phi_i phi_i^T`` for each block; of a folded ``Z`` those of its rows and of its channels."""
+        R, c = self.output_shape
+        if self.columns is None:
+            d = self.axes[-1]
+            return Moments(
+                (Axis(d, block_moments(self.features.view(R, -1, d), w, rows, centred=centred)),), (Axis(c),)
+            )
+        s, d = self.weight_shape[0], self.columns // c
+        X = self.features.view(R, s, d)
+        tall, wide = (
+            block_moments(x, w, rows, centred=centred) for x in (X.mT, X)
+        )  # (d or 1, s, s) and (s or 1, d, d)
+        positions = None if tall is None else tall.sum(0, keepdim=True)
+        channels = None if wide is None else wide.sum(0, keepdim=True)
+        return Moments((Axis(s, positions),), (Axis(d, channels), Axis(c)))
 
     def token_features(self) -> TokenFeatures | None:
         """The tokens, where the features are tokens side by side."""

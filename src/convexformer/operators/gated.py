@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 
 from convexformer.operators.base import Operator, TokenFeatures, gather_tokens, times
+from convexformer.operators.moments import Axis, Moments, block_moments
+from convexformer.rows import LOCAL, Rows
 
 
 @final
@@ -45,6 +47,12 @@ class GatedOperator(Operator):
         (R, p), g, c = self.features.shape, self.gates.shape[1], self.weight_shape[-1]
         masked = (self.gates[:, :, None] * V[:, None, :]).reshape(R, g * c)
         return times(self.features.T, masked).reshape(p, g, c).transpose(0, 1).reshape(self.weight_shape)
+
+    def moments(self, w: Tensor, rows: Rows = LOCAL, *, centred: bool = False) -> Moments | None:
+        """Those of the features where every gate is open, half of them: gates share their axes."""
+        d, c = self.axes[-1], self.weight_shape[-1]
+        X = self.features.view(len(self.features), -1, d)
+        return Moments((Axis(d, block_moments(X, w, rows, centred=centred)),), (Axis(c),))
 
     def token_features(self) -> TokenFeatures | None:
         """Tokens and gates, where the features are tokens side by side."""

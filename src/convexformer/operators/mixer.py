@@ -9,7 +9,9 @@ from torch import Tensor
 
 from convexformer.operators.bilinear import BilinearOperator, sample_chunks
 from convexformer.operators.lowrank import LowRank
+from convexformer.operators.moments import Axis, Moments
 from convexformer.operators.selfattention import DENSE_WEIGHTS
+from convexformer.rows import LOCAL, Rows
 
 
 @final
@@ -73,6 +75,10 @@ class MixerOperator(BilinearOperator):
         """One product with flattened tokens: O(N s^2 d c)."""
         wide = self.X.flatten(1).T @ V.reshape(self.N, self.s * self.c)
         return wide.view(self.s, self.d, self.s, self.c).transpose(1, 2).reshape(self.weight_shape)
+
+    def moments(self, w: Tensor, rows: Rows = LOCAL, *, centred: bool = False) -> Moments | None:
+        """Those of positions and of channels."""
+        return mixing_moments(self.X, self.c, rows)
 
     def dense_pays(self, m: int) -> bool:
         """Compare the operations of both ways."""
@@ -153,6 +159,10 @@ class GatedMixerOperator(BilinearOperator):
                 out[b].baddbmm_(X.mT, (gate[..., None] * R).flatten(2))
         return out.unflatten(3, (self.s, self.c)).permute(0, 2, 3, 1, 4).reshape(self.weight_shape)
 
+    def moments(self, w: Tensor, rows: Rows = LOCAL, *, centred: bool = False) -> Moments | None:
+        """Those of positions and of channels."""
+        return mixing_moments(self.X, self.c, rows)
+
     def dense_pays(self, m: int) -> bool:
         """Compare the operations of both ways."""
         return self.size <= DENSE_WEIGHTS and 2 * m * (self.s + self.c) > self.n_blocks * self.s * self.c
@@ -176,6 +186,14 @@ class GatedMixerOperator(BilinearOperator):
 
     def _wide_parts(self) -> list[slice]:
         return sample_chunks(self.N, 2 * self.d * self.s * self.c)
+
+
+def mixing_moments(X: Tensor, c: int, rows: Rows) -> Moments:
+    """Moments of the positions and of the channels of ``X: (N, s, d)``; the rows of ``Z`` unfold into ``(t, o)``."""
+    _, s, d = X.shape
+    tall, wide = X.transpose(0, 1).flatten(1), X.flatten(0, 1)  # (s, N d), (N s, d)
+    positions, channels = rows.total(tall @ tall.T), rows.total(wide.T @ wide)
+    return Moments((Axis(s, positions[None]), Axis(s)), (Axis(d, channels[None]), Axis(c)))
 
 
 def mixer_gates(X: Tensor, H: Tensor) -> Tensor:

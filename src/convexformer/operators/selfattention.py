@@ -10,6 +10,8 @@ from torch import Tensor
 
 from convexformer.operators.bilinear import BilinearOperator, kept_rows, row_grid, sample_chunks
 from convexformer.operators.lowrank import LowRank
+from convexformer.operators.moments import Axis, Moments
+from convexformer.rows import LOCAL, Rows
 
 DENSE_WEIGHTS = 1 << 24  # Z is formed inside an iteration if it has at most this many entries
 
@@ -126,6 +128,16 @@ class SelfAttentionOperator(BilinearOperator):
         """``(N, k(k+1)/2)`` the upper triangles."""
         row, col = self._triangle
         return self.G[:, row, col]
+
+    def moments(self, w: Tensor, rows: Rows = LOCAL, *, centred: bool = False) -> Moments | None:
+        """Those of the output rows ``L_i`` and of the Gram matrices, each weighted by the size of the other."""
+        weight = self._grid(w.to(self.L)[:, None])  # (N, r, 1)
+        left = self.L * weight.sqrt()
+        own = rows.total(torch.einsum("nra,n,nrb->ab", left, self.G.square().sum((1, 2)), left))
+        gram = self.G * left.square().sum((1, 2)).sqrt()[:, None, None]
+        keys = rows.total(gram.flatten(0, 1).T @ gram.flatten(0, 1))
+        shared = Axis(self.k, keys[None])
+        return Moments((shared, Axis(self.a, own[None])), (shared, Axis(self.c)))
 
     # ------------------------------------------------------------------ pieces
 
@@ -262,6 +274,12 @@ class GatedSelfAttentionOperator(BilinearOperator):
         out = V.new_empty((self.n_blocks, self.d, self.d, self.d, self.c))  # (B, k, l, a, c)
         out[:, row, col] = out[:, col, row] = half
         return out.transpose(2, 3).reshape(self.weight_shape)
+
+    def moments(self, w: Tensor, rows: Rows = LOCAL, *, centred: bool = False) -> Moments | None:
+        """Those of the tokens, as if every gate were open."""
+        X = self.X.flatten(0, 1)
+        shared = Axis(self.d, rows.total(X.T @ X)[None])
+        return Moments((shared, shared), (shared, Axis(self.c)))
 
     def dense_pays(self, m: int) -> bool:
         """Compare the operations of both ways."""

@@ -19,7 +19,7 @@ SOLVERS: dict[str, Solver] = {solver.name: solver for solver in (Fista(), Stairc
 SELECTION = """
 device  penalty               operator  condition                        solver
 CPU     nuclear norm          bilinear  weights > few_weights            staircase
-CPU     anything with a prox  any       rows x weights <= few_products   fista
+any     no nuclear norm       any       rows x weights <= few_products   fista
 CPU     priced (solvers.cost) any       least predicted seconds          fista, staircase or working_set
 GPU     nuclear norm          bilinear  weights > few_weights            staircase
 GPU     nuclear norm          any       short side of Z > short_side     staircase
@@ -42,7 +42,7 @@ class AutoOptions:
     few_weights: int = 1 << 11
     """Entries of a dense ``Z`` up to which thresholding it is cheaper than factors (benchmarks/heads.py, P4 small)."""
     few_products: int = 1 << 14
-    """Rows times weights up to which FISTA is done before another solver is set up or compiled (tests of tiny problems)."""
+    """Rows times weights up to which FISTA is done before block descent is compiled, where the penalty is no nuclear norm."""
     short_side: int = 16
     """Short side of ``Z`` up to which singular-value thresholding on a GPU is cheaper (benchmarks/gpu_heads.py)."""
 
@@ -60,7 +60,11 @@ def select(objective: Objective, options: AutoOptions = AutoOptions()) -> str:  
         pays = objective.like.is_cuda and min(shape[-2:]) > options.short_side
     if "staircase" in serving and pays:
         return "staircase"
-    if "fista" in serving and len(objective.targets) * math.prod(shape) <= options.few_products:
+    if (
+        "staircase" not in serving
+        and "fista" in serving
+        and len(objective.targets) * math.prod(shape) <= options.few_products
+    ):
         return "fista"
     predicted = _predicted(objective)
     priced = [name for name in serving if name in predicted]

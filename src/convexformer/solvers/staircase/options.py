@@ -9,7 +9,9 @@ from typing import final
 @final
 @dataclass(frozen=True)
 class StaircaseOptions:
-    """Set by benchmarks/heads.py (P4, three sizes) and benchmarks/gpu_heads.py."""
+    """Bursts: set by benchmarks/heads.py (P4, three sizes) and benchmarks/gpu_heads.py. Newton: by mlp heads on TREC-6,
+    CIFAR-10 and tokens with a channel spectrum of 1/k^2, 2 to 50 classes, betas down to 1e-4 of the largest.
+    """
 
     first_terms: int = 8
     """Terms appended at a time, at least."""
@@ -33,3 +35,31 @@ class StaircaseOptions:
     """That is done for matrices of at least this short side and at most so many entries."""
     aim: float = 0.005
     """A burst ends at this fraction of the last duality gap."""
+    newton_steps: int = 3
+    """Newton steps between gap checks, at most."""
+    settled: float = 1e-3
+    """Fraction of the last gap below which the Newton decrement says that more terms are what is missing."""
+    whole_cross: float = 1e-2
+    """The decrement below which the Hessian is taken whole, negative curvature and all."""
+    probes: int = 4
+    """Random probes of the Hessian's diagonal."""
+    cg_steps: int = 100
+    cg_residual: float = 1e-2
+    cg_residual_least: float = 1e-6
+    """Residual of conjugate gradients, in the norm of the preconditioner, relative to the gradient's."""
+    shortest_step: float = 1e-6
+    longest_step: float = 1e6
+    """Steps along a Newton direction."""
+    dead: float = 1e-7
+    """Terms below this fraction of the largest singular value are dropped."""
+    weak_pull: float = 1e-3
+    small_term: float = 0.05
+    """Terms below this fraction of the largest are dropped if the loss pulls less than beta by that fraction on them."""
+    rung: float = 0.1
+    """Ratio of successive betas of a cold start by Newton's method."""
+    rung_gap: float = 0.1
+    """The relative gap at which it goes on to the next beta."""
+    rung_rounds: int = 10
+    """Rounds of growth and Newton steps at such a beta, at most."""
+    single_from: int = 1 << 15
+    """Numbers of token data from which float32 products are faster than float64."""

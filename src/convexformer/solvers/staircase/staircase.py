@@ -7,34 +7,36 @@ its largest singular value exceeds beta, its top pairs are directions of descent
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator
 from typing import final
 
 import torch
-from torch import Tensor
 
+from convexformer.certificates import DualPoint, dual_point
 from convexformer.gauges import Factored, Proximal
-from convexformer.gauges.spectral import top_pairs
 from convexformer.objective import Objective
-from convexformer.operators import BilinearOperator, ImplicitMatrix, LowRank
-from convexformer.solvers.base import Solver
+from convexformer.operators import BilinearOperator, FactoredView, LowRank
+from convexformer.solvers.base import Solver, Workspace
 from convexformer.solvers.fista import fista
 from convexformer.solvers.monitor import Monitor
-from convexformer.solvers.staircase.bursts import Point, burst, factor_weight, line_minimum, point_at
+from convexformer.solvers.staircase.bursts import Point, burst, point_at
+from convexformer.solvers.staircase.growth import grow, prune
+from convexformer.solvers.staircase.newton import newton_step
 from convexformer.solvers.staircase.options import StaircaseOptions
 from convexformer.threads import tensor_cores
 from convexformer.weights import Weights
 
+SINGLE: Workspace[Objective] = Workspace()
+
 
 @final
 class Staircase(Solver):
-    """Alternate bursts of L-BFGS on the factors with gap checks and growth; prune what has died.
+    """Alternate steps on the factors with gap checks and growth; prune what has died.
 
     A cold start walks down a short ladder of betas first: rank grows as it is needed, from the strongest directions on.
-    A burst ends when the local optimality gap ``beta g - <M, Z>`` is a fraction of the last duality gap, so that what is
-    left is missing rank; then the top singular pairs of ``M`` above beta are appended. Where the rank turns out high and
-    the matrix small, FISTA on dense weights finishes: its dual point lags less.
+    Steps bring the factors near a stationary point, so that what is left of the gap is missing rank; then the top
+    singular pairs of ``M`` above beta are appended. They are Newton's; where a product costs much next to the vectors
+    (operators that are bilinear by nature) or a host sync does (on a GPU), bursts of L-BFGS come first, as long as they
+    make headway.
     """
 
     name = "staircase"
@@ -51,115 +53,184 @@ class Staircase(Solver):
         return None
 
     def prepare(self, objective: Objective) -> Objective:
-        """An operator on factors."""
-        return objective.factored()
+        """An operator on factors, of fewer rows where the loss allows it."""
+        return objective.compressed().factored()
 
     def solve(self, objective: Objective, start: Weights, monitor: Monitor) -> None:
         """Iterate until the monitor says to stop."""
+        _Walk(objective, monitor, self.options).run(start)
+
+
+@final
+class _Walk:
+    """One solve."""
+
+    def __init__(self, objective: Objective, monitor: Monitor, options: StaircaseOptions) -> None:
+        self.objective, self.monitor, self.options = objective, monitor, options
+        self.steps = iter(monitor)
+        self.products, self.decrement = objective, 1.0
+        self.by_bursts = objective.like.is_cuda or not isinstance(objective.operator, FactoredView)
+
+    def run(self, start: Weights) -> None:
+        """Check, grow, settle, and again."""
+        objective, monitor, options = self.objective, self.monitor, self.options
         Z = start.Z if isinstance(start.Z, LowRank) else LowRank.of(start.Z)
         point = point_at(objective, Z, objective.apply(Z), start.intercept)
         dual = monitor.check(Z, point.evaluation)
-        steps, stuck = iter(monitor), 0
+        self.products = _single(objective, dual, options)
         if Z.n_terms == 0 and not monitor.done:
-            point = self._cold_start(objective, point, dual.polar.value, monitor, steps)
+            point = self._cold_start(point, dual)
             dual = monitor.check(point.Z, point.evaluation)
-        while not monitor.done:
-            if self._dense_pays(objective, point.Z, monitor):
+        stuck, ended = 0, False
+        while not (monitor.done or ended):
+            gap, before = monitor.history[-1].relative_gap, float(point.value)
+            if self.by_bursts and self._dense_pays(point.Z, gap):
                 fista(objective, Weights(point.Z.dense(), point.evaluation.intercept), monitor)
                 break
-            point = self._grow(objective, point, dual.M) or point
+            grown = grow(objective, point, dual.M, gap, options)
+            point = point if grown is None else grown
             if point.Z.n_terms == 0:
                 monitor.stall()
                 break
-            aim = max(self.options.aim * monitor.history[-1].relative_gap, 0.05 * monitor.tolerance)
-            before = monitor.iteration
-            point, ended = burst(objective, point, monitor, steps, aim, self.options.longest_burst, self.options)
+            bursting = self.by_bursts
+            point, ended = self._settle(point, dual, gap)
             dual = monitor.check(point.Z, point.evaluation)
-            stuck = stuck + 1 if monitor.iteration - before < self.options.shortest_burst else 0
-            if ended:
-                break
-            if stuck == 3 and not monitor.done:  # bursts end at once: rounding hides every descent
+            noise = options.noise * torch.finfo(point.Z.dtype).eps * abs(before)
+            stuck = stuck + 1 if float(point.value) > before - noise and not bursting else 0
+            if stuck == 3 and not monitor.done and not ended:  # rounding hides every descent
                 monitor.stall()
 
-    def _dense_pays(self, objective: Objective, Z: LowRank, monitor: Monitor) -> bool:
-        """Tell whether to hand over to FISTA: near the optimum, for high ranks, its gap follows the objective closely."""
-        A, (rows, columns) = objective.operator, Z.shape[-2:]
-        assert isinstance(A, BilinearOperator)
-        # a step on dense weights must cost no more than one on the factors
-        cheap = A.dense_pays(Z.n_terms) and not Z.U.is_cuda and isinstance(objective.penalty, Proximal)
-        side = min(rows, columns)
-        small = cheap and side >= self.options.dense_side and rows * columns <= self.options.dense_entries
-        gap = monitor.history[-1].relative_gap
-        return small and Z.n_terms > side / 8 and 10 * monitor.tolerance < gap < self.options.dense_gap
+    def _settle(self, point: Point, dual: DualPoint, gap: float) -> tuple[Point, bool]:
+        """Bring the factors near a stationary point; tell whether iterations ran out."""
+        if not self.by_bursts:
+            return self._newton(self.objective, self.products, point, dual, gap)
+        options, monitor = self.options, self.monitor
+        before = monitor.iteration
+        aim = max(options.aim * gap, 0.05 * monitor.tolerance)
+        point, ended = burst(self.objective, point, monitor, self.steps, aim, options.longest_burst, options)
+        taken = monitor.iteration - before
+        # a burst that used all its steps, or none, has met curvature that L-BFGS does not learn
+        self.by_bursts = options.shortest_burst <= taken < options.longest_burst
+        return point, ended
 
-    def _cold_start(
-        self, objective: Objective, point: Point, beta_max: float, monitor: Monitor, steps: Iterator[int]
-    ) -> Point:
+    def _newton(
+        self, objective: Objective, products: Objective, point: Point, dual: DualPoint, gap: float
+    ) -> tuple[Point, bool]:
+        """Take a few Newton steps, fewer where the factors are nearly stationary; tell whether iterations ran out.
+
+        ``[[beta, M], [M^T, beta]]`` has negative eigenvalues as far as ``M`` exceeds beta: far from a stationary point
+        the cross terms are scaled by what makes ``M`` feasible, and conjugate gradients need not stop early.
+        """
+        polar = dual.polar.value
+        feasible = min(1.0, objective.beta / polar) if polar > 0 else 1.0
+        for _ in range(self.options.newton_steps):
+            point = prune(objective, point, self.options)
+            if point.Z.n_terms == 0:
+                break
+            cross = feasible if self.decrement > self.options.whole_cross else 1.0
+            step = newton_step(objective, products, point, self.monitor, self.steps, self.options, cross)
+            still, point, self.decrement = step.point is point, step.point, step.decrement
+            if step.ended:
+                return point, True
+            if still or step.decrement < self.options.settled * gap:
+                break
+        return point, False
+
+    # ------------------------------------------------------------------ the start
+
+    def _cold_start(self, point: Point, dual: DualPoint) -> Point:
         """Walk down to the objective's beta in a lower precision, exact enough for a start and twice as fast.
 
         On a CPU in float32, on a GPU with TF32 products; what follows is in the objective's own precision.
         """
-        if objective.like.is_cuda:
+        exact, rough = self.objective, self.products
+        if exact.like.is_cuda:
             with tensor_cores():
-                point = self._descend(objective, point, beta_max, monitor, steps)
-            return point_at(objective, point.Z, objective.apply(point.Z), point.evaluation.intercept)
-        reach = self.options.float32_range
-        if objective.like.dtype != torch.float64 or not 1 / reach < beta_max < reach:
-            return self._descend(objective, point, beta_max, monitor, steps)
-        coarse = objective.to(dtype=torch.float32)
-        Z = point.Z.to(dtype=torch.float32)
-        rough = point_at(coarse, Z, point.outputs.float(), point.evaluation.intercept)
-        rough = self._descend(coarse, rough, beta_max, monitor, steps)
-        rough = self._grow(coarse, rough, coarse.dual_matrix(rough.evaluation.V)) or rough
-        if rough.Z.n_terms:
-            goal, longest = self.options.coarse_gap, self.options.longest_burst
-            rough, _ = burst(coarse, rough, monitor, steps, goal, longest, self.options)
-        Z = rough.Z.to(dtype=torch.float64)
-        return point_at(objective, Z, objective.apply(Z), rough.evaluation.intercept)
+                point = self._descend_by_bursts(exact, point, dual.polar.value)
+        else:
+            dtype = rough.like.dtype
+            point = point_at(rough, point.Z.to(dtype=dtype), point.outputs.to(dtype), point.evaluation.intercept)
+            if self.by_bursts:
+                point = self._descend_by_bursts(rough, point, dual.polar.value)
+                grown = grow(rough, point, rough.dual_matrix(point.evaluation.V), 1.0, self.options)
+                point = point if grown is None else grown
+                if point.Z.n_terms:
+                    goal, longest = self.options.coarse_gap, self.options.longest_burst
+                    point, _ = burst(rough, point, self.monitor, self.steps, goal, longest, self.options)
+            else:
+                point = self._descend(rough, point, dual.polar.value)
+        Z = point.Z.to(dtype=exact.like.dtype)
+        return point_at(exact, Z, exact.apply(Z), point.evaluation.intercept)
 
-    def _descend(
-        self, objective: Objective, point: Point, beta_max: float, monitor: Monitor, steps: Iterator[int]
-    ) -> Point:
+    def _descend(self, objective: Objective, point: Point, beta_max: float) -> Point:
+        """Walk down from ``beta_max`` by the factor ``rung`` by Newton steps, each time to a rough gap."""
+        betas = [objective.beta / self.options.rung]
+        while betas[-1] < 0.5 * beta_max:
+            betas.append(betas[-1] / self.options.rung)
+        for beta in reversed(betas[:-1]):
+            rung = objective.at(beta)
+            point = point_at(rung, point.Z, point.outputs, point.evaluation.intercept)
+            for _ in range(self.options.rung_rounds):
+                dual = dual_point(rung, point.evaluation, quick=True)
+                gap = (float(point.value) - dual.value) / max(abs(float(point.value)), 1e-300)
+                if gap <= self.options.rung_gap:
+                    break
+                grown = grow(rung, point, dual.M, gap, self.options)
+                point = point if grown is None else grown
+                if point.Z.n_terms == 0:
+                    break
+                point, ended = self._newton(rung, rung, point, dual, gap)
+                if ended:
+                    return point
+        return point
+
+    def _descend_by_bursts(self, objective: Objective, point: Point, beta_max: float) -> Point:
         """Walk down from ``beta_max`` by the factor ``ladder``, roughly, and end at the objective's own beta."""
         ratio = self.options.ladder
         beta = ratio * beta_max
         while beta > objective.beta / ratio**0.5:
             rung = objective.at(beta)
             point = point_at(rung, point.Z, point.outputs, point.evaluation.intercept)
-            point = self._grow(rung, point, rung.dual_matrix(point.evaluation.V)) or point
+            grown = grow(rung, point, rung.dual_matrix(point.evaluation.V), 1.0, self.options)
+            point = point if grown is None else grown
             if point.Z.n_terms == 0:
                 break
-            point, ended = burst(rung, point, monitor, steps, 1e-2, self.options.shortest_burst, self.options)
+            shortest = self.options.shortest_burst
+            point, ended = burst(rung, point, self.monitor, self.steps, 1e-2, shortest, self.options)
             if ended:
                 break
             beta *= ratio
         return point_at(objective, point.Z, point.outputs, point.evaluation.intercept)
 
-    def _grow(self, objective: Objective, point: Point, M: Tensor | ImplicitMatrix) -> Point | None:
-        """Append the top singular pairs of ``M`` above beta, scaled by the best common step; None when there is none."""
-        assert isinstance(M, ImplicitMatrix)
-        wanted = max(self.options.first_terms, point.Z.n_terms // 2)
-        sigma, U, V, block = top_pairs(M, wanted, sweeps=2)
-        beta, at = factor_weight(objective), point.evaluation
-        above = sigma > beta * (1 + 1e-12)
-        if not bool(above.any()):
-            return None
-        root = (sigma[above] - beta).clamp_min(0)[:, None].sqrt()
-        root = root / root.max()
-        new = LowRank(root * U[above].to(point.Z.U), root * V[above].to(point.Z.V), block[above], point.Z.shape)
-        D, size, rest = objective.apply(new), float(root.square().sum()), float(point.value - at.value)
-        slope = float((root[:, 0].square() * (sigma[above] - beta)).sum())
-        squares = objective.rows.weighted(objective.sample_weight, D.double().square()).sum()
-        curvature = objective.loss.curvature * float(squares)
-        unit = slope / curvature if 0 < curvature < math.inf else 1.0  # the step for the largest curvature of the loss
+    # ------------------------------------------------------------------ decisions
 
-        def value(t: float) -> float:
-            there = objective.evaluate(point.outputs + t * unit * D, at.intercept)
-            return float(there.value) + beta * t * unit * size + rest
+    def _dense_pays(self, Z: LowRank, gap: float) -> bool:
+        """Tell whether to hand over to FISTA: near the optimum, for high ranks, its gap follows the objective closely."""
+        A, options = self.objective.operator, self.options
+        assert isinstance(A, BilinearOperator)
+        rows, columns = Z.shape[-2:]
+        # a step on dense weights must cost no more than one on the factors
+        cheap = A.dense_pays(Z.n_terms) and not Z.U.is_cuda and isinstance(self.objective.penalty, Proximal)
+        side = min(rows, columns)
+        small = cheap and side >= options.dense_side and rows * columns <= options.dense_entries
+        return small and Z.n_terms > side / 8 and 10 * self.monitor.tolerance < gap < options.dense_gap
 
-        t = line_minimum(value, float(point.value))
-        if t is None:
-            return None
-        t *= unit
-        Z = point.Z.append(math.sqrt(t) * new.U, math.sqrt(t) * new.V, new.block)
-        return point_at(objective, Z, point.outputs + t * D, at.intercept)
+
+def _single(objective: Objective, dual: DualPoint, options: StaircaseOptions) -> Objective:
+    """Return the objective for rough products: in float32 where that is faster and in range."""
+    reach, size = options.float32_range, dual.polar.value
+    if objective.like.dtype != torch.float64 or not 1 / reach < size < reach:
+        return objective
+    if objective.operator.data_size < options.single_from:
+        return objective
+    single = SINGLE.get(
+        objective.operator,
+        lambda: objective.to(dtype=torch.float32),
+        objective.targets,
+        objective.sample_weight,
+        objective.loss,
+        objective.penalty,
+        objective.intercept,
+        objective.rows,
+    )
+    return single.at(objective.beta)

@@ -1,0 +1,79 @@
+"""More terms for a factored point, along the directions in which its dual point is infeasible."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from convexformer.gauges.spectral import top_pairs
+from convexformer.objective import Objective
+from convexformer.operators import ImplicitMatrix, LowRank
+from convexformer.solvers.staircase.bursts import Point, factor_weight, line_minimum, point_at
+from convexformer.solvers.staircase.options import StaircaseOptions
+
+
+def prune(objective: Objective, point: Point, options: StaircaseOptions) -> Point:
+    """Drop small terms on which the loss pulls less than beta, where the objective agrees: they are dying.
+
+    A term that dies leaves directions of no curvature behind, in which it turns into terms that live, and Newton's method
+    would lose its time there. For balanced factors ``s_j = <M, u_j v_j^T>`` is the pull on term j.
+    """
+    Z, beta = point.Z, factor_weight(objective)
+    GU, _ = objective.factor_gradients(point.evaluation.V, Z)
+    size = Z.V.square().sum(1)
+    pull = -(GU * Z.U).sum(1) / size.clamp_min(torch.finfo(size.dtype).tiny)
+    dying = (pull < beta * (1 - options.weak_pull)) & (size < options.small_term * size.max())
+    while bool(dying.any()):
+        kept = Z.select(~dying)
+        without = point_at(objective, kept, objective.apply(kept), point.evaluation.intercept)
+        if float(without.value) <= float(point.value):
+            return without
+        if int(dying.sum()) == 1:
+            break
+        dying &= size <= size[dying].median() / 2
+    return point
+
+
+def grow(
+    objective: Objective, point: Point, M: Tensor | ImplicitMatrix, gap: float, options: StaircaseOptions
+) -> Point | None:
+    """Append the top singular pairs of ``M`` above beta, scaled by the best common step; None when there is none.
+
+    Pairs count as above beta beyond a fraction of the relative ``gap``: nearer to it they are terms that exist already.
+    """
+    assert isinstance(M, ImplicitMatrix)
+    sigma, U, V, block = top_pairs(M, max(options.first_terms, point.Z.n_terms // 2), sweeps=2)
+    beta, at = factor_weight(objective), point.evaluation
+    excess = max(1e-7, 0.01 * min(gap, 1.0)) if math.isfinite(gap) else 1e-2
+    above = sigma > beta * (1 + excess)
+    if not bool(above.any()):
+        above = sigma > beta * (1 + 1e-12)
+        if not bool(above.any()):
+            return None
+    root = (sigma[above] - beta).clamp_min(0)[:, None].sqrt()
+    root = root / root.max()
+    new = LowRank(root * U[above].to(point.Z.U), root * V[above].to(point.Z.V), block[above], point.Z.shape)
+    D, size, rest = objective.apply(new), float(root.square().sum()), float(point.value - at.value)
+    slope = float((root[:, 0].square() * (sigma[above] - beta)).sum())
+    squares = objective.rows.weighted(objective.sample_weight, D.double().square()).sum()
+    curvature = objective.loss.curvature * float(squares)
+    unit = slope / curvature if 0 < curvature < math.inf else 1.0  # the step for the largest curvature of the loss
+
+    wide = D.double()
+
+    def value(t: float) -> float:
+        """At the intercept of the point: the best one can only be better."""
+        data = objective.rows.dot(
+            objective.sample_weight, objective.loss.value(at.outputs + t * unit * wide, objective.targets)
+        )
+        return float(data) + objective.offset + beta * t * unit * size + rest
+
+    t = line_minimum(value, float(point.value))
+    if t is None:
+        return None
+    t *= unit
+    Z = point.Z.append(math.sqrt(t) * new.U, math.sqrt(t) * new.V, new.block)
+    Z = Z.balanced(0.0)
+    return point_at(objective, Z, point.outputs + t * D, at.intercept)
