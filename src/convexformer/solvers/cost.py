@@ -87,7 +87,7 @@ PRICES: dict[str, dict[str, Prices]] = {
         "working_set": Prices(overhead=0.74, products=100),
     },
 }
-"""By kind of objective and solver: ``benchmarks/real/run.py --suite sizes``, then ``--fit-auto`` (63 fits, beta .1 and .01)."""
+"""By kind of objective and solver (63 fits of ``benchmarks/real/run.py --suite sizes``, beta .1 and .01)."""
 
 _ANISOTROPY: Workspace[float] = Workspace()
 
