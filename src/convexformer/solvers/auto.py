@@ -42,7 +42,7 @@ class AutoOptions:
     few_weights: int = 1 << 11
     """Entries of a dense ``Z`` up to which thresholding it is cheaper than factors (benchmarks/heads.py, P4 small)."""
     few_products: int = 1 << 14
-    """Rows times weights up to which FISTA is done before block descent is compiled, where the penalty is no nuclear norm."""
+    """Rows times weights up to which FISTA is done before block descent is compiled; not for nuclear norms."""
     short_side: int = 16
     """Short side of ``Z`` up to which singular-value thresholding on a GPU is cheaper (benchmarks/gpu_heads.py)."""
 
