@@ -240,6 +240,21 @@ def self_attention_atoms(x, real, c, gates):
     return blocks
 
 
+def block_self_attention_atoms(x, real, c, gates, blocks=((1,), (0,))):
+    """``(X W1 X^T) X W2`` for ``W1 = e_a e_b^T``, ``W2 = e_k e_l^T`` with ``b`` and ``k`` in the same block of channels."""
+    (s, d), out = x.shape, []
+    for block in blocks:
+        A = np.zeros((s, c, len(block) * d, len(block) * c))
+        for a in range(d):
+            for i, b in enumerate(block):
+                hidden = np.outer(x[:, a], x[:, b]) @ x  # (s, d)
+                for j, k in enumerate(block):
+                    for l in range(c):
+                        A[:, l, i * d + a, j * c + l] = hidden[:, k]
+        out.append(A)
+    return out
+
+
 def mixer_atoms(x, real, c, gates):
     """``(D . (W1 X)) W2`` for ``W1 = e_o e_t^T``, ``W2 = e_k e_l^T``."""
     s, d = x.shape
@@ -327,6 +342,7 @@ ATOMS = {
     "poolformer": poolformer_atoms,
     "fnet": fnet_atoms,
     "sum": sum_atoms,
+    "block_self_attention": block_self_attention_atoms,
 }
 
 

@@ -1,5 +1,7 @@
 """Model selection: rules, engines, weights, and no leakage."""
 
+import warnings
+
 import joblib
 import numpy as np
 import pytest
@@ -9,6 +11,8 @@ from sklearn.model_selection import GroupKFold, KFold
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 import convexformer as cf
+from convexformer.estimators import search
+from convexformer.registry import GridEndWarning
 
 QUICK = {"n_betas": 2, "beta_min_ratio": 0.2, "cv": 2}
 
@@ -27,7 +31,7 @@ def planted():
 
 
 def test_the_one_standard_error_rule_takes_the_sparsest_head_that_is_as_good(planted):
-    options = {"n_betas": 10, "beta_min_ratio": 0.01, "cv": 5}
+    options = {"n_betas": 10, "beta_min_ratio": 0.01, "cv": 5, "patience": None}
     best = cf.TokenRegressorCV(**options).fit(*planted)
     sparse = cf.TokenRegressorCV(selection="1se", **options).fit(*planted)
     table = best.cv_results_
@@ -146,12 +150,12 @@ def test_progress_of_folds_is_shown_and_the_model_can_be_saved(planted, tmp_path
 
 
 def test_ctrl_c_ends_the_search(planted, monkeypatch):
-    from convexformer.estimators import search
+    from convexformer.estimators import folds
 
     def half(problem, ratios, **options):
         yield cf.solve(problem.with_beta(0.01 * problem.beta), callback=lambda record, weights: True, tolerance=1e-12)
 
-    monkeypatch.setattr(search, "walk", half)
+    monkeypatch.setattr(folds, "walk", half)
     with pytest.raises(KeyboardInterrupt):
         cf.TokenRegressorCV(**QUICK).fit(*planted)
 
@@ -197,3 +201,65 @@ def test_a_search_has_no_option_that_does_nothing():
 def test_a_search_has_no_checkpoints(planted, tmp_path):
     with pytest.raises(TypeError, match="TokenRegressorCV has no checkpoints"):
         cf.TokenRegressorCV(**QUICK).fit_checkpointed(*planted, checkpoint=tmp_path / "run")
+
+
+# ---------------------------------------------------------------------- what selection cannot see is not computed
+
+
+def fake_fold(rows):
+    """Folds whose paths score these rows, whatever the data are."""
+    rows = iter(rows)
+
+    def fold(*args):
+        row = np.array(next(rows))
+        return row, np.where(np.isnan(row), np.nan, 1e-3)
+
+    return fold
+
+
+def search_of(monkeypatch, rows, **options):
+    monkeypatch.setattr(search, "score_path", fake_fold(rows))
+    rng = np.random.default_rng(0)
+    X = rng.standard_normal((20, 3, 2))
+    grid = {"n_betas": len(rows[0]), "beta_min_ratio": 0.1, "cv": len(rows)}
+    return cf.TokenRegressorCV(**grid, **options).fit(X, X[:, 0, 0])
+
+
+def test_a_fold_that_has_ended_counts_with_its_last_score(monkeypatch):
+    nan = np.nan
+    model = search_of(monkeypatch, [[0.0, 0.5, 0.4, nan, nan], [0.0, 0.3, 0.6, 0.5, nan]])
+    np.testing.assert_allclose(model.cv_results_["mean_test_score"], [0.0, 0.4, 0.5, 0.45, nan])
+    np.testing.assert_array_equal(model.cv_results_["split0_test_score"], [0.0, 0.5, 0.4, nan, nan])
+    np.testing.assert_allclose(model.cv_results_["max_relative_gap"], [1e-3] * 4 + [nan])
+    assert (model.best_index_, model.best_score_) == (2, 0.5)
+
+
+def test_a_selection_at_the_end_of_the_grid_warns(monkeypatch):
+    with pytest.warns(GridEndWarning, match=r"beta_ratio=0\.1; a smaller one may be better"):
+        search_of(monkeypatch, 2 * [[0.0, 0.5, 0.6]])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        search_of(monkeypatch, 2 * [[0.0, 0.6, 0.6]])  # a tie: the larger beta is taken
+        search_of(monkeypatch, 2 * [[0.0, 0.6, np.nan]])
+
+
+def test_a_path_ends_when_scores_get_no_better_and_not_before_they_rise(planted):
+    X, y = planted
+    options = {"n_betas": 8, "beta_min_ratio": 1e-3, "cv": 2, "fold_tolerance": 1e-1}
+    for curve, length in (((0, 1, 3, 2, 2, 2, 4, 5), 5), ((0, 0, 0, 0, 0, 1, 2, 3), 8)):
+        fed = [*curve[:length], *curve[:length]]
+        model = cf.TokenRegressorCV(**options, patience=2, scoring=lambda *args, fed=fed: fed.pop(0)).fit(X, y)
+        assert not fed
+        assert int((~np.isnan(model.cv_results_["split0_test_score"])).sum()) == length
+    with pytest.raises(ValueError, match="patience=0"):
+        cf.TokenRegressorCV(**options, patience=0).fit(X, y)
+
+
+def test_a_coarse_search_selects_what_a_fine_one_does_and_certifies_its_last_fit(planted):
+    options = {"n_betas": 8, "beta_min_ratio": 1e-2, "cv": 3}
+    coarse = cf.TokenRegressorCV(**options).fit(*planted)
+    fine = cf.TokenRegressorCV(**options, fold_tolerance=1e-6, patience=None).fit(*planted)
+    assert coarse.best_index_ == fine.best_index_
+    assert coarse.best_score_ == pytest.approx(fine.best_score_, abs=5e-3)
+    assert coarse.certificate_.meets(coarse.tolerance)
+    assert np.nanmax(coarse.cv_results_["max_relative_gap"]) <= 1e-2

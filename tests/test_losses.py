@@ -22,6 +22,7 @@ from convexformer.losses import (
     SoftmaxHessian,
     Squared,
     SquaredHinge,
+    softmax_compiled,
     softmax_intercept,
 )
 from convexformer.rows import LOCAL, Rows
@@ -522,3 +523,26 @@ def test_a_class_that_only_one_part_holds_is_no_cause_to_complain(loss):
     assert apart(loss.check_intercept, Y, w) == [None, None]
     with pytest.raises(ValueError, match="class"):
         loss.check_intercept(Y[:5], w[:5])
+
+
+@pytest.mark.parametrize("smooth", [False, True], ids=["labels", "probabilities"])
+@pytest.mark.parametrize(("n", "c", "spread"), [(40, 3, 1.0), (200, 10, 5.0), (60, 24, 0.1)])
+def test_the_compiled_intercept_is_that_of_torch(n, c, spread, smooth):
+    generator = torch.Generator().manual_seed(n)
+    F = spread * torch.randn(n, c, generator=generator, dtype=torch.float64)
+    Y = torch.nn.functional.one_hot(torch.arange(n) % c, c).double()
+    Y = 0.9 * Y + 0.1 / c if smooth else Y
+    w = torch.rand(n, generator=generator, dtype=torch.float64) + 0.1
+    start = torch.zeros(c, dtype=torch.float64)
+    assert softmax_compiled.serves(F, LOCAL)
+    found = softmax_compiled.best(F, Y, w, start)
+    expected = softmax_intercept.SoftmaxIntercept(F, Y, w).best(start)
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-10 * max(1.0, spread))
+    assert float((w @ ((F + found).softmax(1) - Y)).abs().max()) <= 1e-13 * float(w.sum())
+
+
+def test_the_compiled_intercept_says_where_it_fails():
+    F = torch.tensor([[1e3, 0.0], [0.0, 1e3]], dtype=torch.float64)
+    Y = torch.tensor([[0.0, 1.0], [1.0, 0.0]], dtype=torch.float64)
+    w = torch.tensor([1.0, 1e6], dtype=torch.float64)
+    assert softmax_compiled.best(F, Y, w, torch.tensor([-600.0, 600.0], dtype=torch.float64)) is None

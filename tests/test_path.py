@@ -203,3 +203,14 @@ def test_a_path_of_nothing_to_learn_warns_once_and_says_so():
     assert len(caught) == 1
     assert "beta_max is zero" in str(caught[0].message)
     assert caught[0].filename == __file__
+
+
+def test_only_the_last_beta_need_be_certified_to_the_tolerance(data):
+    X, y = data
+    options = {"n_betas": 6, "beta_min_ratio": 1e-2, "tolerance": 1e-8}
+    whole = cf.path("attention", X, y, **options)
+    rough = cf.path("attention", X, y, early_tolerance=1e-1, **options)
+    assert rough.relative_gaps[-1] <= 1e-8
+    assert max(rough.relative_gaps) <= 1e-1
+    assert sum(solution.n_iter for solution in rough.solutions) < sum(solution.n_iter for solution in whole.solutions)
+    assert rough.solutions[-1].objective == pytest.approx(whole.solutions[-1].objective, rel=1e-7)

@@ -15,7 +15,9 @@ from convexformer.operators import DenseOperator
 from convexformer.solvers import SOLVERS
 from convexformer.solvers.working_set import WorkingSet, WorkingSetOptions, compiled
 from convexformer.solvers.working_set.accelerated import AcceleratedStep
-from convexformer.solvers.working_set.block_descent import BlockStore, ProxNewtonDescent, SquaredDescent
+from convexformer.solvers.working_set.prox_newton import ProxNewtonDescent
+from convexformer.solvers.working_set.squared import SquaredDescent
+from convexformer.solvers.working_set.store import BlockStore
 
 RNG = np.random.default_rng(31)
 ATTENTION = {name: case for name, case in HEADS.items() if "attention" in name}
@@ -181,6 +183,65 @@ def test_auto_takes_working_sets_for_many_tokens_and_fista_for_few():
     assert cf.solve(cf.Problem("attention", X, Y, beta_ratio=0.5)).solver == "working_set"
     assert cf.solve(cf.Problem("attention", X[:, :4, :3], Y, beta_ratio=0.5)).solver == "fista"
     assert cf.solve(cf.Problem("mlp", X, Y, beta_ratio=0.5)).solver != "working_set"
+
+
+def many_classes(rng, n=150, s=6, d=5, c=12):
+    """Few samples a class and a spectrum that falls: the curvature of a class sits on few samples."""
+    X = rng.standard_normal((n, s, d)) / np.arange(1, d + 1) + 0.5
+    scores = np.einsum("nsd,sdc->nc", X, rng.standard_normal((s, d, c)))
+    return X, np.concatenate([np.arange(c), scores[c:].argmax(1)])
+
+
+@pytest.mark.parametrize("intercept", [False, True])
+def test_many_classes_at_small_betas_do_not_freeze(intercept):
+    X, y = many_classes(np.random.default_rng(3))
+    for ratio in (0.02, 0.002):
+        problem = cf.Problem("attention", X, y, beta_ratio=ratio, intercept=intercept)
+        solution = cf.solve(problem, 1e-6, solver="working_set", max_time=60)
+        assert solution.status is cf.Status.CONVERGED
+        assert solution.n_iter <= 30
+
+
+def test_ill_conditioned_tokens_need_few_rounds():
+    rng = np.random.default_rng(4)
+    X = rng.standard_normal((200, 5, 12))
+    y = (X.mean(1) @ rng.standard_normal((12, 4))).argmax(1)
+    problem = cf.Problem("attention", X / np.arange(1, 13) ** 2, y, beta_ratio=1e-3, intercept=True)
+    solution = cf.solve(problem, 1e-5, solver="working_set", max_time=60)
+    assert solution.status is cf.Status.CONVERGED
+    assert solution.n_iter <= 30
+
+
+def test_directions_along_which_a_token_is_constant_stay_zero():
+    X, y = many_classes(np.random.default_rng(5), c=4)
+    X[:, :, 4] = 1.5  # the intercept takes it; no curvature, and no gradient once that is exact
+    problem = cf.Problem("attention", X, y, beta_ratio=0.01, intercept=True)
+    solution = cf.solve(problem, 1e-6, solver="working_set", max_time=60)
+    assert solution.status is cf.Status.CONVERGED
+    assert float(solution.dense()[:, 4].abs().max()) < 1e-3 * float(solution.dense().abs().max())
+
+
+def test_whole_slices_and_single_columns_sweep_to_the_same_point():
+    X, y = many_classes(np.random.default_rng(6), c=5)
+    problem = cf.Problem("attention", X, y, beta_ratio=0.05, intercept=True)
+    found = []
+    for columns in (1, 10**9):
+        options = WorkingSetOptions(columns_at_once=columns)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setitem(SOLVERS, "working_set", WorkingSet(options))
+            found.append(cf.solve(problem, 1e-8, solver="working_set").dense())
+    assert torch.allclose(*found, atol=1e-3 * float(found[0].abs().max()))
+
+
+def test_a_solver_that_gains_nothing_says_so(monkeypatch):
+    X, y = many_classes(np.random.default_rng(7), c=4)
+    problem = cf.Problem("attention", X, y, beta_ratio=0.05, intercept=True)
+    monkeypatch.setattr(ProxNewtonDescent, "_sweep", lambda self, groups: None)
+    monkeypatch.setattr(ProxNewtonDescent, "_newton", lambda self, *args: None)
+    with pytest.warns(Warning, match="no further progress"):
+        solution = cf.solve(problem, 1e-6, solver="working_set", max_time=60)
+    assert solution.status is cf.Status.STALLED
+    assert solution.n_iter <= 20
 
 
 def test_heads_without_token_slices_are_refused():

@@ -22,6 +22,10 @@ class MissingMaskWarning(UserWarning):
     """A model fitted with a mask gets an array without one: padding in it would count as tokens."""
 
 
+class GridEndWarning(UserWarning):
+    """A search chose the smallest beta of its grid: a smaller one may be better."""
+
+
 def warn(message: str, category: type[Warning]) -> None:
     """Warn with the location of the user's code: the innermost frame outside this package."""
     frame: FrameType | None = sys._getframe(1)

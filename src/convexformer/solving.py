@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -10,6 +11,7 @@ from sklearn.exceptions import ConvergenceWarning
 from torch import Tensor, nn
 
 from convexformer.certificates import Certificate, certificate, certificate_at
+from convexformer.clock import Clock
 from convexformer.data.tokens import check_finite
 from convexformer.networks.base import Network
 from convexformer.problem import Problem
@@ -44,9 +46,10 @@ def solve(
         The relative duality gap at which to stop.
     solver : str
         ``"auto"``, or a name of ``convexformer.solvers.SOLVERS``; ``convexformer.solvers.explain(problem)`` says which
-        one auto takes and why.
+        one auto takes and why, and who takes over if it stalls. A solver asked for by name runs alone.
     max_iter, max_time : optional
-        Limits on iterations and seconds.
+        Limits on iterations and seconds. The time counts from this call on, with ``beta_max``, set-up, compilation and
+        gap checks; at most one product with the operator and the last certificate come after it.
     warm_start : Solution, network of the same head, Weights or Tensor, optional
         Where to start.
     callback : callable, optional
@@ -58,20 +61,24 @@ def solve(
 
     Ctrl-C returns the best point so far, certified, with a warning.
     """
+    clock = Clock(max_time)
     limits = check_limits(tolerance, max_iter, max_time)
     objective = problem.objective
     pick(solver, objective)  # fail before any work if the solver cannot handle this objective
-    _warn_of_zero(problem)
     start = None if warm_start is None else _start(problem, warm_start)
-    result = minimise(
-        objective,
-        limits,
-        solver=solver,
-        start=start,
-        callback=None if callback is None else lambda record, weights: is_true(callback(record, weights)),
-        bar=GapBar(f"{problem.head.name}, beta {problem.beta:.3g}", tolerance) if progress else None,
-        checkpoint=None if checkpoint is None else Checkpoint(checkpoint, problem.fingerprint(), objective),
-    )
+    bar = GapBar(f"{problem.head.name}, beta {problem.beta:.3g}", tolerance) if progress else None
+    with bar or nullcontext():
+        _warn_of_zero(problem)
+        result = minimise(
+            objective,
+            limits,
+            solver=solver,
+            start=start,
+            callback=None if callback is None else lambda record, weights: is_true(callback(record, weights)),
+            bar=bar,
+            checkpoint=None if checkpoint is None else Checkpoint(checkpoint, problem.fingerprint(), objective),
+            clock=clock,
+        )
     _warn_of_gap(result, limits.tolerance)
     return Solution(
         weights=result.weights,

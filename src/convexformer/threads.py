@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import final
+from functools import cache
+from typing import Any, final
 
 import torch
-from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
+from threadpoolctl import ThreadpoolController  # type: ignore[import-untyped]
 from torch import Tensor
 
 SINGLE_THREAD_WORK = 4_000_000  # products with at most this many multiplications run on one thread
@@ -22,13 +23,29 @@ def few_threads(like: Tensor, work: int | None = None) -> Iterator[None]:
     if like.device.type != "cpu" or (like.numel() if work is None else work) > SINGLE_THREAD_WORK:
         yield
         return
+    if torch.get_num_threads() == 1:  # whoever has set torch to one thread has divided the cores already
+        yield
+        return
+    with limited_threads(1):
+        yield
+
+
+@contextmanager
+def limited_threads(limit: int) -> Iterator[None]:
+    """Run torch and the BLAS on at most so many threads, and restore what was set before."""
     before = torch.get_num_threads()
-    with threadpool_limits(limits=1):
-        torch.set_num_threads(1)
+    with _pools().limit(limits=limit):
+        torch.set_num_threads(limit)
         try:
             yield
         finally:
             torch.set_num_threads(before)
+
+
+@cache
+def _pools() -> Any:
+    """Return the thread pools of this process; looking for them takes milliseconds, as long as a small solve."""
+    return ThreadpoolController()
 
 
 @contextmanager

@@ -33,11 +33,13 @@ from convexformer.cli.options import (
     MaxTimeOption,
     ModelArgument,
     SeedOption,
+    SolverOption,
     StandardizeOption,
     TargetsOption,
     TaskOption,
     TokensArgument,
     ToleranceOption,
+    TotalTimeOption,
     WeightOption,
     XOption,
     YOption,
@@ -46,7 +48,7 @@ from convexformer.cli.output import Exit, certificate_rows, out, print_json, sho
 from convexformer.data.files import write_json
 from convexformer.estimators import TokenClassifier, TokenEstimator, TokenRegressor
 from convexformer.io import load, save
-from convexformer.path import beta_ratios, follow
+from convexformer.path import beta_ratios, follow, total_clock
 from convexformer.solvers.status import Status
 
 app = typer.Typer(
@@ -143,6 +145,7 @@ def fit(
     loss: LossOption = "auto",
     max_iter: MaxIterOption = None,
     max_time: MaxTimeOption = None,
+    solver: SolverOption = "auto",
     checkpoint: Annotated[Path | None, typer.Option(help="File to resume from after an interruption.")] = None,
     standardize: StandardizeOption = True,
     intercept: InterceptOption = True,
@@ -167,6 +170,7 @@ def fit(
             loss=loss,
             max_iter=max_iter,
             max_time=max_time,
+            solver=solver,
             standardize=standardize,
             fit_intercept=intercept,
             device=device,
@@ -269,6 +273,8 @@ def path(
     loss: LossOption = "auto",
     max_iter: MaxIterOption = None,
     max_time: MaxTimeOption = None,
+    total_time: TotalTimeOption = None,
+    solver: SolverOption = "auto",
     standardize: StandardizeOption = True,
     intercept: InterceptOption = True,
     device: DeviceOption = "auto",
@@ -277,11 +283,12 @@ def path(
 ) -> None:
     """Fit a head at a whole range of betas; draw which tokens enter and the certified gap along the way.
 
-    --max-iter and --max-time are for each beta.
+    --max-iter and --max-time are for each beta, --total-time is for all of them with what comes before.
 
     Example: [bold]convexformer path train.npz --n-betas 20 --beta-min-ratio 0.01 --output path[/]
     """
     with user_errors():
+        clock = total_clock(total_time)
         data = FileData.read(tokens, targets, x, y, mask, weight)
         estimator = _estimator_type(task, data.y)(
             head=head,
@@ -296,10 +303,11 @@ def path(
         )
         problem = estimator.path_problem(data.X, data.y, data.weight, data.mask)
         ratios = beta_ratios(n_betas, beta_min_ratio)
-        limits = {"tolerance": tolerance, "max_iter": max_iter, "max_time": max_time, "checkpoint": checkpoint}
+        options: dict[str, Any] = {"tolerance": tolerance, "max_iter": max_iter, "max_time": max_time, "solver": solver}
+        options.update(checkpoint=checkpoint, clock=clock)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", ConvergenceWarning)  # the exit code and the table say so
-            found = follow(problem, ratios, stop_early=stop_early, progress=not as_json and out.is_terminal, **limits)
+            found = follow(problem, ratios, stop_early=stop_early, progress=not as_json and out.is_terminal, **options)
         output.mkdir(parents=True, exist_ok=True)
         found.plot().savefig(output / "path.png", dpi=150)
         write_json(output / "path.json", found.summary())

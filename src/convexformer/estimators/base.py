@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from contextlib import nullcontext
 from os import PathLike
 from typing import Any
 
 import numpy as np
 import torch
+from rich.console import Console
 from sklearn.base import BaseEstimator
 from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
 from torch import Tensor
 
 from convexformer.certificates import Certificate
+from convexformer.clock import Clock
 from convexformer.data import TokenDataset
 from convexformer.data.tokens import pick_device
 from convexformer.estimators.inputs import as_table, is_tokens, read_head, read_seed, warn_of_padding
@@ -20,7 +23,10 @@ from convexformer.heads.base import Head
 from convexformer.networks import StandardizedNetwork
 from convexformer.networks.base import Network
 from convexformer.problem import Problem
+from convexformer.progress import spinner
+from convexformer.registry import one_of
 from convexformer.solution import Solution
+from convexformer.solvers import SOLVERS
 from convexformer.solvers.status import Status
 from convexformer.solving import certify, solve
 
@@ -31,7 +37,9 @@ class TokenEstimator(BaseEstimator, ABC):
     ``X`` is ``(N, s, d)``, or ``(N, p)`` taken as one token of size ``p`` (``token_shape=(s, d)`` reshapes it), or a list
     of ragged ``(s_i, d)`` arrays; ``mask: (N, s)`` marks the real tokens of padded samples, in ``score`` as in ``fit``.
     ``beta`` is absolute and, when given, overrides ``beta_ratio``, a fraction of ``beta_max``. ``standardize`` centres and
-    scales each channel over the real training tokens. ``random_state`` draws the gates.
+    scales each channel over the real training tokens. ``random_state`` draws the gates. ``solver`` is ``"auto"`` or one of
+    ``convexformer.solvers.SOLVERS``. ``max_time`` counts from the call of ``fit`` on: reading, standardising, building the
+    operator and ``beta_max`` are in it.
 
     Ctrl-C ends ``fit`` with KeyboardInterrupt, so that a loop or a search around it ends as well. The best point so far is
     kept with its certificate: the estimator predicts, and ``fit`` with ``warm_start=True`` continues from it.
@@ -58,6 +66,7 @@ class TokenEstimator(BaseEstimator, ABC):
         max_iter: int | None = None,
         max_time: float | None = None,
         warm_start: bool = False,
+        solver: str = "auto",
     ) -> None:
         self.head = head
         self.activation = activation
@@ -77,6 +86,7 @@ class TokenEstimator(BaseEstimator, ABC):
         self.max_iter = max_iter
         self.max_time = max_time
         self.warm_start = warm_start
+        self.solver = solver
 
     mean_: Tensor | None
     scale_: Tensor | None
@@ -121,7 +131,8 @@ class TokenEstimator(BaseEstimator, ABC):
         checkpoint: str | PathLike[str] | None = None,
     ) -> None:
         """Do what ``fit`` does, with a file from which an interrupted solve continues (see ``solve``)."""
-        self._fit_tokens(*self._read_training(X, y, sample_weight, mask), checkpoint=checkpoint)
+        clock = Clock(self.max_time)
+        self._fit_tokens(*self._read_training(X, y, sample_weight, mask), clock=clock, checkpoint=checkpoint)
 
     def path_problem(self, X: Any, y: Any, sample_weight: Any = None, mask: Any = None) -> Problem:
         """Return the problem that ``fit`` would solve, standardised, at ``beta_max``: where a path begins."""
@@ -130,15 +141,23 @@ class TokenEstimator(BaseEstimator, ABC):
         return self._problem(tokens, targets, w, beta_ratio=1.0)
 
     def _fit_tokens(
-        self, tokens: TokenDataset, y: np.ndarray, w: np.ndarray | None, checkpoint: str | PathLike[str] | None = None
+        self,
+        tokens: TokenDataset,
+        y: np.ndarray,
+        w: np.ndarray | None,
+        clock: Clock,
+        checkpoint: str | PathLike[str] | None = None,
     ) -> None:
-        """Standardise, build the problem, solve it, and keep the solution."""
+        """Standardise, build the problem, solve it in the time that is left, and keep the solution."""
+        one_of("solver", self.solver, ("auto", *SOLVERS))
         previous: Solution | None = getattr(self, "solution_", None) if self.warm_start else None
-        self._learn_scale(tokens, w)
-        problem = self._problem(tokens, y, w)
+        with spinner("standardising, operator, beta_max", Console()) if self.verbose else nullcontext():
+            self._learn_scale(tokens, w)
+            problem = self._problem(tokens, y, w)
         if previous is not None and not _continues(previous, problem):
             previous = None
-        self._keep(problem, solve(problem, warm_start=previous, checkpoint=checkpoint, **self._solver_options()))
+        options = {**self._solver_options(), "max_time": clock.left()}
+        self._keep(problem, solve(problem, warm_start=previous, checkpoint=checkpoint, **options))
         if self.solution_.status is Status.INTERRUPTED:
             raise KeyboardInterrupt(
                 f"{type(self).__name__}.fit was interrupted; the best point so far is kept in solution_, and "
@@ -204,6 +223,7 @@ class TokenEstimator(BaseEstimator, ABC):
     def _solver_options(self) -> dict[str, Any]:
         return {
             "tolerance": self.tolerance,
+            "solver": self.solver,
             "max_iter": self.max_iter,
             "max_time": self.max_time,
             "progress": bool(self.verbose),

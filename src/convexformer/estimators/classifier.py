@@ -13,6 +13,7 @@ from sklearn.utils.metaestimators import available_if
 from sklearn.utils.validation import check_is_fitted
 
 from convexformer.certificates import Certificate
+from convexformer.clock import Clock
 from convexformer.data import TokenDataset
 from convexformer.estimators.base import TokenEstimator
 from convexformer.estimators.inputs import plain_label, read_labels
@@ -44,7 +45,8 @@ class TokenClassifier(ClassifierMixin, TokenEstimator):
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None, mask: Any = None) -> TokenClassifier:
         """Fit the head to tokens ``X`` and labels ``y: (N,)``."""
-        self._fit_tokens(*self._read_training(X, y, sample_weight, mask))
+        clock = Clock(self.max_time)
+        self._fit_tokens(*self._read_training(X, y, sample_weight, mask), clock=clock)
         return self
 
     def decision_function(self, X: Any, mask: Any = None) -> np.ndarray:

@@ -9,6 +9,7 @@ from sklearn.base import RegressorMixin
 from sklearn.metrics import r2_score
 
 from convexformer.certificates import Certificate
+from convexformer.clock import Clock
 from convexformer.data import TokenDataset
 from convexformer.estimators.base import TokenEstimator
 from convexformer.estimators.inputs import read_real
@@ -24,7 +25,8 @@ class TokenRegressor(RegressorMixin, TokenEstimator):
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None, mask: Any = None) -> TokenRegressor:
         """Fit the head to tokens ``X`` and real targets ``y``."""
-        self._fit_tokens(*self._read_training(X, y, sample_weight, mask))
+        clock = Clock(self.max_time)
+        self._fit_tokens(*self._read_training(X, y, sample_weight, mask), clock=clock)
         return self
 
     def predict(self, X: Any, mask: Any = None) -> np.ndarray:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Iterator
-from contextlib import contextmanager
+import math
+from contextlib import nullcontext
+from numbers import Integral
 from os import PathLike
 from typing import Any
 
@@ -12,33 +12,46 @@ import numpy as np
 import torch
 from joblib import Parallel, delayed, effective_n_jobs
 from sklearn.base import clone, is_classifier
-from sklearn.metrics import check_scoring
 from sklearn.model_selection import check_cv
-from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
+from convexformer.clock import Clock
 from convexformer.data import TokenDataset
 from convexformer.estimators.base import TokenEstimator
 from convexformer.estimators.classifier import TokenClassifier
+from convexformer.estimators.folds import FoldOptions, Share, carried_forward, score_path, uninterrupted
 from convexformer.estimators.regressor import TokenRegressor
 from convexformer.heads.base import Head
-from convexformer.path import beta_ratios, walk
+from convexformer.path import beta_ratios, total_clock, walk
 from convexformer.progress import StepBar, step_bar
-from convexformer.registry import one_of
-from convexformer.solution import Solution
-from convexformer.solvers.status import Status
+from convexformer.registry import GridEndWarning, one_of, warn
+from convexformer.solvers import SOLVERS
+from convexformer.solvers.run import check_limits
+from convexformer.threads import limited_threads
+
+LADDER = 0.3  # ratio of successive betas on the way to the one selected
+ROUGH = 0.1  # their relative gap
 
 
 class CrossValidated(TokenEstimator):
     """Base of the estimators that choose beta by cross-validation; it must come first among their bases.
 
     Each fold standardises on its own training part, walks a warm-started path of ``n_betas`` from its ``beta_max`` down to
-    ``beta_min_ratio`` of it, and scores every certified solution on the part left out. ``selection="best"`` takes the ratio
-    with the best mean score (the largest one on ties), ``"1se"`` the largest ratio, the sparsest head, whose mean score is
-    within one standard error of the best. It is then fitted to all samples. Sample weights count in the fit, and in the
-    score where the scorer takes them. ``max_iter`` and ``max_time`` apply to each beta of each path; there is no
-    ``warm_start``, since every path is warm-started anyway. Folds run in parallel on joblib's current backend (``n_jobs``,
-    ``joblib.parallel_config``), Dask's or Ray's too; ``verbose`` shows their progress. Ctrl-C ends the whole search and
-    keeps nothing.
+    ``beta_min_ratio`` of it, and scores every solution on the part left out. ``selection="best"`` takes the ratio with the
+    best mean score (the largest one on ties), ``"1se"`` the largest ratio, the sparsest head, whose mean score is within one
+    standard error of the best. It is then fitted to all samples, to ``tolerance``. Sample weights count in the fit, and in
+    the score where the scorer takes them.
+
+    What selection cannot see is not computed. Solutions of the folds have a relative gap of ``fold_tolerance`` (or
+    ``tolerance``, if that is larger), and a fold ends its path once its score has risen and ``patience`` betas in a row have
+    brought no visibly better one, by 1% of the rise (None: never). Its further scores are NaN in ``cv_results_``, and count
+    in the mean as its last one; the mean is NaN where no fold has got. A selection at the small end of the grid warns
+    (``GridEndWarning``).
+
+    ``max_iter`` and ``max_time`` apply to each beta of each path, ``total_time`` to the whole of ``fit``: each fold has its
+    share of what is left, and ends its path when that is up; the best of what has been scored is fitted in the rest of the
+    time. There is no ``warm_start``, since every path is warm-started anyway. Folds run in parallel on joblib's current
+    backend (``n_jobs``, ``joblib.parallel_config``), Dask's or Ray's too; ``verbose`` shows their progress. Ctrl-C ends the
+    whole search and keeps nothing.
 
     After ``fit``: ``cv_results_``, ``beta_ratios_``, ``best_index_`` (the one selected), ``best_score_`` and ``beta_ratio_``
     besides the attributes of the plain estimator; ``n_iter_`` counts the path of the last fit.
@@ -68,6 +81,10 @@ class CrossValidated(TokenEstimator):
         token_shape: tuple[int, int] | None = None,
         max_iter: int | None = None,
         max_time: float | None = None,
+        solver: str = "auto",
+        fold_tolerance: float = 1e-2,
+        patience: int | None = 4,
+        total_time: float | None = None,
     ) -> None:
         super().__init__(
             head=head,
@@ -85,6 +102,7 @@ class CrossValidated(TokenEstimator):
             token_shape=token_shape,
             max_iter=max_iter,
             max_time=max_time,
+            solver=solver,
         )
         self.n_betas = n_betas
         self.beta_min_ratio = beta_min_ratio
@@ -92,6 +110,9 @@ class CrossValidated(TokenEstimator):
         self.scoring = scoring
         self.selection = selection
         self.n_jobs = n_jobs
+        self.fold_tolerance = fold_tolerance
+        self.patience = patience
+        self.total_time = total_time
 
     def fit_checkpointed(
         self,
@@ -109,9 +130,8 @@ class CrossValidated(TokenEstimator):
 
     def _choose_and_fit(self, X: Any, y: Any, sample_weight: Any, mask: Any, groups: Any) -> None:
         """Choose beta by cross-validation, then fit all samples with it."""
-        one_of("selection", self.selection, ("best", "1se"))
-        if isinstance(self.scoring, (list, tuple, set, dict)):
-            raise ValueError(f"scoring={self.scoring!r} names several scores; beta is chosen by one. Pass one of them.")
+        clock = total_clock(self.total_time)
+        self._check_options()
         tokens, codes, w = self._read_training(X, y, sample_weight, mask)
         targets = self._read_targets(y)
         if self.scoring is None and targets.ndim > 2:
@@ -124,19 +144,41 @@ class CrossValidated(TokenEstimator):
         folds = list(splitter.split(np.zeros(len(targets)), targets, groups))
         own = self._read_weight(sample_weight, tokens.n_samples)
         host = tokens.to(device="cpu")
+        workers = effective_n_jobs(self.n_jobs)
+        share = Share.of(clock, len(folds), workers)
+        walk_options = FoldOptions(ratios, self.scoring, self.patience, max(self.tolerance, self.fold_tolerance))
         jobs = (
-            delayed(_fold)(self._single(), host, targets, own, train, test, ratios, self.scoring)
-            for train, test in folds
+            delayed(score_path)(self._single(), host, targets, own, train, test, walk_options, share.of_fold(k))
+            for k, (train, test) in enumerate(folds)
         )
         shown = step_bar("cross-validation", len(folds), shown=bool(self.verbose))
-        with shown as bar, _divided_threads(effective_n_jobs(self.n_jobs)):
+        with (
+            shown as bar,
+            limited_threads(max(1, torch.get_num_threads() // workers)) if workers > 1 else nullcontext(),
+        ):
             rows = _CountedParallel(bar, n_jobs=self.n_jobs)(jobs)
         scores, gaps = (np.array(part) for part in zip(*rows, strict=True))  # (folds, betas)
         self._record(ratios, scores, gaps)
+        self._refit(tokens, codes, w, clock)
+
+    def _check_options(self) -> None:
+        one_of("selection", self.selection, ("best", "1se"))
+        one_of("solver", self.solver, ("auto", *SOLVERS))
+        check_limits(self.fold_tolerance, None, None)
+        if self.patience is not None and (not isinstance(self.patience, Integral) or self.patience < 1):
+            raise ValueError(f"patience={self.patience} was given; expected a positive number of betas or None.")
+        if isinstance(self.scoring, (list, tuple, set, dict)):
+            raise ValueError(f"scoring={self.scoring!r} names several scores; beta is chosen by one. Pass one of them.")
+
+    def _refit(self, tokens: TokenDataset, codes: np.ndarray, w: np.ndarray | None, clock: Clock) -> None:
+        """Fit all samples at the ratio selected: down a ladder of betas, roughly, then to the tolerance."""
         self._learn_scale(tokens, w)
         problem = self._problem(tokens, codes, w, beta_ratio=1.0)
+        rungs = math.ceil(math.log(self.beta_ratio_) / math.log(LADDER))
+        ladder = np.geomspace(1.0, self.beta_ratio_, rungs + 1)[min(1, rungs) :]
+        steps = walk(problem, ladder, early_tolerance=ROUGH, clock=clock, **self._solver_options())
         total = 0
-        for solution in _uninterrupted(walk(problem, ratios[: self.best_index_ + 1], **self._solver_options())):
+        for solution in uninterrupted(steps):
             total += solution.n_iter
             last = solution
         self._keep(problem.with_beta(last.beta), last)
@@ -150,18 +192,34 @@ class CrossValidated(TokenEstimator):
         return clone(plain(**{**own, "verbose": 0, "random_state": self.seed_}))  # the same gates in every fold
 
     def _record(self, ratios: np.ndarray, scores: np.ndarray, gaps: np.ndarray) -> None:
-        mean, n_folds = scores.mean(0), len(scores)
-        error = scores.std(0, ddof=1) / np.sqrt(n_folds) if n_folds > 1 else np.zeros_like(mean)
-        best = int(np.argmax(mean))  # on ties the first: the largest beta
+        """Select a beta from the scores and gaps, ``(folds, betas)``, NaN where a fold has not got."""
+        scored = ~np.isnan(scores)
+        if not scored.any():
+            raise TimeoutError(
+                f"total_time={self.total_time} was up before any fold had solved one beta. Give more time, fewer folds, "
+                "or a larger fold_tolerance."
+            )
+        filled = carried_forward(scores[scored.any(1)])
+        reached = scored.any(0)
+        filled[:, ~reached] = np.nan
+        mean, n_folds = filled.mean(0), len(filled)
+        error = filled.std(0, ddof=1) / np.sqrt(n_folds) if n_folds > 1 else 0.0 * mean
+        best = int(np.nanargmax(mean))  # on ties the first: the largest beta
+        if len(ratios) > 1 and best == len(ratios) - 1 and mean[best] > mean[best - 1]:
+            warn(
+                f"the best mean score is at the smallest beta of the grid, beta_ratio={ratios[best]:.3g}; a smaller one may "
+                f"be better. Lower beta_min_ratio, which is {self.beta_min_ratio:.3g}.",
+                GridEndWarning,
+            )
         if self.selection == "1se":
             best = int(np.argmax(mean >= mean[best] - error[best]))
         self.beta_ratios_ = ratios
         self.cv_results_ = {
             "beta_ratio": ratios,
             "mean_test_score": mean,
-            "std_test_score": scores.std(0),
+            "std_test_score": filled.std(0),
             "standard_error": error,
-            "max_relative_gap": gaps.max(0),
+            "max_relative_gap": np.where(reached, np.nanmax(gaps, 0, initial=0.0), np.nan),
             **{f"split{k}_test_score": row for k, row in enumerate(scores)},
         }
         self.best_index_ = best
@@ -205,68 +263,3 @@ class _CountedParallel(Parallel):
         if self._step_bar is not None:
             self._step_bar.advance(self.n_completed_tasks - self._shown)
             self._shown = self.n_completed_tasks
-
-
-@contextmanager
-def _divided_threads(n_workers: int) -> Iterator[None]:
-    """Divide this process's threads among folds that run as threads, and restore the setting afterwards.
-
-    For folds that run as processes joblib does this itself.
-    """
-    if n_workers == 1:
-        yield
-        return
-    before = torch.get_num_threads()
-    share = max(1, before // n_workers)
-    with threadpool_limits(limits=share):
-        torch.set_num_threads(share)
-        try:
-            yield
-        finally:
-            torch.set_num_threads(before)
-
-
-def _fold(
-    estimator: TokenEstimator,
-    tokens: TokenDataset,
-    targets: np.ndarray,
-    w: np.ndarray | None,
-    train: np.ndarray,
-    test: np.ndarray,
-    ratios: np.ndarray,
-    scoring: Any,
-) -> tuple[list[float], list[float]]:
-    """Walk the path on one fold; return the score and the certified relative gap at each beta."""
-    part = None if w is None else w[train]
-    problem = estimator.path_problem(tokens.select(train), targets[train], part)
-    scorer = check_scoring(estimator, scoring=scoring)
-    outside = tokens.select(test)
-    weighted = {"sample_weight": w[test]} if w is not None and _takes_weight(scorer, scoring) else {}
-    scores, gaps = [], []
-    for solution in _uninterrupted(walk(problem, ratios, **estimator._solver_options())):
-        estimator._keep(problem.with_beta(solution.beta), solution)
-        scores.append(_one_number(scorer(estimator, outside, targets[test], **weighted)))
-        gaps.append(solution.certificate.relative_gap)
-    return scores, gaps
-
-
-def _one_number(score: Any) -> float:
-    if isinstance(score, dict):
-        raise ValueError(f"scoring returned {len(score)} scores ({', '.join(map(str, score))}); beta is chosen by one.")
-    return float(score)
-
-
-def _uninterrupted(solutions: Iterator[Solution]) -> Iterator[Solution]:
-    """Pass solutions on; an interrupted one ends the whole search, since a partial path must not choose a beta."""
-    for solution in solutions:
-        if solution.status is Status.INTERRUPTED:
-            raise KeyboardInterrupt
-        yield solution
-
-
-def _takes_weight(scorer: Any, scoring: Any) -> bool:
-    """Tell whether a scorer can weigh samples; the estimators' own scores can."""
-    if scoring is None:
-        return True
-    function = getattr(scorer, "_score_func", scorer)
-    return "sample_weight" in inspect.signature(function).parameters

@@ -8,6 +8,7 @@ from typing import final
 import torch
 from torch import Tensor
 
+from convexformer.losses import softmax_compiled
 from convexformer.losses.base import LOSSES, Loss, imbalance
 from convexformer.losses.encoding import one_hot, probabilities
 from convexformer.losses.hessian import SoftmaxHessian
@@ -93,6 +94,8 @@ class CrossEntropy(Loss):
         """Return the minimiser of mean zero, by Newton's method in ``c`` variables; see :class:`SoftmaxIntercept`."""
         if not bool(torch.isfinite(rows.total(F.sum()))):
             return start
+        if softmax_compiled.serves(F, rows) and (found := softmax_compiled.best(F, Y, w, start)) is not None:
+            return found
         return SoftmaxIntercept(F, Y, w, rows).best(start)
 
     def balance(self, U: Tensor, Y: Tensor, w: Tensor, rows: Rows = LOCAL) -> Tensor:

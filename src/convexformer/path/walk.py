@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from convexformer.clock import Clock
 from convexformer.heads.base import Head
 from convexformer.path.storage import StoredSolutions, active_tokens
 from convexformer.problem import Problem
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 
 PROBLEM_OPTIONS = tuple(inspect.signature(Problem).parameters)[3:]  # after head, X, Y
 SOLVER_OPTIONS = tuple(inspect.signature(solve).parameters)[1:]  # after problem
+DEFAULT_TOLERANCE: float = inspect.signature(solve).parameters["tolerance"].default
 # glmnet's rule for stopping early
 SATURATED = 0.999  # stop when this fraction of the loss at Z = 0 is explained,
 SMALL_GAIN = 1e-5  # or when the last beta explains less than this fraction more,
@@ -41,7 +43,7 @@ class Path:
     """Solutions along ``betas``, from the largest to the smallest.
 
     ``solutions`` behaves like a tuple; weights are kept without their zero groups and made dense when one is asked for.
-    ``stopped`` says why the path ended early (``"interrupted"``, ``"saturated"``), and is empty when it did not.
+    ``stopped`` says why the path ended early (``"interrupted"``, ``"saturated"``, ``"time"``), and is empty when it did not.
     """
 
     betas: tuple[float, ...]
@@ -121,28 +123,50 @@ def path(
     beta_min_ratio: float = 1e-3,
     *,
     stop_early: bool = False,
+    early_tolerance: float | None = None,
+    total_time: float | None = None,
     **problem_and_solver_options: Any,
 ) -> Path:
     """Solve at ``n_betas`` values from ``beta_max`` to ``beta_min_ratio * beta_max``, evenly in logarithm.
 
     Further options go to :class:`Problem` (loss, mask, sample_weight, intercept, device, dtype) and to :func:`solve`
-    (tolerance, solver, max_iter, progress, ...); ``max_iter`` and ``max_time`` apply to each beta. Every solution has its
-    own certificate. ``stop_early`` ends the path where the fit is saturated, by glmnet's rule: 99.9% of the loss at zero
-    explained, or less than 1e-5 of it gained by a beta. ``checkpoint`` names a folder, with a file for each beta; the same
-    call resumes from them. Ctrl-C returns what has been solved so far.
+    (tolerance, solver, max_iter, progress, ...); ``max_iter`` and ``max_time`` apply to each beta, ``total_time`` to the
+    whole call: when it is up, the path ends where it is, ``stopped`` being ``"time"``. Every solution has its own
+    certificate. ``early_tolerance`` is for all betas but the last, where the others only lead to it. ``stop_early`` ends the
+    path where the fit is saturated, by glmnet's rule: 99.9% of the loss at zero explained, or less than 1e-5 of it gained
+    by a beta. ``checkpoint`` names a folder, with a file for each beta; the same call resumes from them.
+    Ctrl-C returns what has been solved so far.
     """
+    clock = total_clock(total_time)
     problem_options, solver_options = _split(problem_and_solver_options)
     ratios = beta_ratios(n_betas, beta_min_ratio)
     problem = Problem(head, X, Y, beta_ratio=1.0, **problem_options)
-    return follow(problem, ratios, stop_early=stop_early, **solver_options)
+    return follow(
+        problem, ratios, stop_early=stop_early, early_tolerance=early_tolerance, clock=clock, **solver_options
+    )
 
 
-def follow(problem: Problem, ratios: np.ndarray, *, stop_early: bool = False, **solver_options: Any) -> Path:
+def total_clock(total_time: float | None) -> Clock:
+    """Start the clock of a whole path or search; raise unless the limit makes sense."""
+    if total_time is not None and not total_time > 0:
+        raise ValueError(f"total_time={total_time} was given; expected positive seconds or None.")
+    return Clock(total_time)
+
+
+def follow(
+    problem: Problem,
+    ratios: np.ndarray,
+    *,
+    stop_early: bool = False,
+    clock: Clock | None = None,
+    **walk_options: Any,
+) -> Path:
     """Solve along a path and keep the solutions; the ``beta_ratio`` of ``problem`` is 1."""
+    clock = Clock() if clock is None else clock
     solutions, betas, losses, stopped = StoredSolutions(), [], [], ""
     zero = float(problem.objective.zero_evaluation().value)
     try:
-        for solution in walk(problem, ratios, **solver_options):
+        for solution in walk(problem, ratios, clock=clock, **walk_options):
             solutions.append(solution)
             betas.append(solution.beta)
             losses.append(solution.objective - solution.beta * float(problem.penalty.value(solution.weights.Z)))
@@ -152,10 +176,11 @@ def follow(problem: Problem, ratios: np.ndarray, *, stop_early: bool = False, **
     except KeyboardInterrupt:
         if not betas:
             raise
-    if not stopped and (len(betas) < len(ratios) or solutions[-1].status is Status.INTERRUPTED):
+    if not stopped and clock.late and (len(betas) < len(ratios) or solutions[-1].status is Status.MAX_TIME):
+        stopped = "time"
+    elif not stopped and (len(betas) < len(ratios) or solutions[-1].status is Status.INTERRUPTED):
         stopped = "interrupted"
-    default = inspect.signature(solve).parameters["tolerance"].default
-    tolerance = float(solver_options.get("tolerance", default))
+    tolerance = float(walk_options.get("tolerance", DEFAULT_TOLERANCE))
     return Path(tuple(betas), problem.beta_max, solutions, tuple(losses), tolerance, stopped, zero)
 
 
@@ -167,10 +192,19 @@ def walk(
     callback: Any = None,
     checkpoint: str | os.PathLike[str] | None = None,
     warm_start: Any = None,
+    tolerance: float = DEFAULT_TOLERANCE,
+    early_tolerance: float | None = None,
+    max_time: float | None = None,
+    clock: Clock | None = None,
     **solver_options: Any,
 ) -> Iterator[Solution]:
-    """Yield the solution at each ratio of ``beta_max``, warm-started from the one before; stop after an interrupted one."""
+    """Yield the solution at each ratio of ``beta_max``, warm-started from the one before; stop after an interrupted one.
+
+    All but the last may have a gap of ``early_tolerance``. ``max_time`` is for each of them, ``clock`` for all.
+    """
     last = warm_start
+    clock = Clock() if clock is None else clock
+    early = tolerance if early_tolerance is None else max(tolerance, early_tolerance)
     top = problem.beta  # beta_ratio = 1, so this is beta_max (or any positive number where beta_max is zero)
     stopped = False  # set by the callback; the status is CONVERGED if the same check also met the tolerance
 
@@ -186,11 +220,19 @@ def walk(
         for k, ratio in enumerate(ratios):
             file = None if checkpoint is None else FilePath(checkpoint) / f"beta_{k:03d}.safetensors"
             at = problem.with_beta(top * float(ratio))
-            last = solve(at, warm_start=last, callback=watch, checkpoint=file, **solver_options)
+            last = solve(
+                at,
+                tolerance if k + 1 == len(ratios) else early,
+                warm_start=last,
+                callback=watch,
+                checkpoint=file,
+                max_time=clock.left(max_time),
+                **solver_options,
+            )
             if bar is not None:
                 bar.advance()
             yield last
-            if stopped or last.status is Status.INTERRUPTED:
+            if stopped or clock.late or last.status is Status.INTERRUPTED:
                 return
 
 

@@ -27,6 +27,9 @@ any     anything with a prox  any       otherwise                        fista
 any     anything else         any       otherwise                        the first solver that serves
 """
 
+HAND_OVER = ("working_set", "staircase", "fista")
+"""Who goes on when a solver stalls under ``solver="auto"``: see :func:`successors`."""
+
 
 class HasObjective(Protocol):
     """A problem, as :func:`explain` takes it."""
@@ -45,6 +48,8 @@ class AutoOptions:
     """Rows times weights up to which FISTA is done before block descent is compiled; not for nuclear norms."""
     short_side: int = 16
     """Short side of ``Z`` up to which singular-value thresholding on a GPU is cheaper (benchmarks/gpu_heads.py)."""
+    dense_entries: int = 1 << 26
+    """Entries of ``Z`` up to which low-rank factors that have stalled are handed over to a solver on one tensor."""
 
 
 def select(objective: Objective, options: AutoOptions = AutoOptions()) -> str:  # noqa: B008  (frozen)
@@ -73,6 +78,24 @@ def select(objective: Objective, options: AutoOptions = AutoOptions()) -> str:  
     return "fista" if "fista" in serving else serving[0]
 
 
+def successors(
+    name: str,
+    objective: Objective,
+    options: AutoOptions = AutoOptions(),  # noqa: B008  (frozen)
+) -> list[Solver]:
+    """Return the solvers that go on, one after another, when the solver of that name stalls.
+
+    They are the others of ``HAND_OVER`` that serve the objective, in that order: those that know the structure of the
+    penalty first, FISTA, which needs a prox alone, last (and none on dense weights of more than ``dense_entries``). Each
+    runs at most once, from the best point so far; the ``solver`` of each record of the history says who was at work. A
+    stall is a number of gap checks (``Solver.patience``) in which neither the gap nor the objective fell by a share worth
+    waiting for.
+    """
+    others = [SOLVERS[other] for other in HAND_OVER if other != name]
+    fits = math.prod(objective.weight_shape) <= options.dense_entries
+    return [solver for solver in others if (fits or solver.uses_factors) and solver.requires(objective) is None]
+
+
 def solver_for(name: str, objective: Objective) -> Solver:
     """Return the solver of that name, or raise with what it misses and what to use instead."""
     solver = SOLVERS[name]
@@ -99,6 +122,8 @@ def explain(problem: Objective | HasObjective) -> str:
         )
         seconds = f", predicted {predicted[name]:.2g} s" if missing is None and name in predicted else ""
         lines.append(f"{name:12} {state}{seconds}")
+    after = ", then ".join(repr(solver.name) for solver in successors(chosen, objective))
+    lines += ["", f"If it stalls, it hands over to {after}."] if after else []
     values = ", ".join(f"{name} = {value:,}" for name, value in vars(AutoOptions()).items())
     if predicted:
         lines += ["", *explain_prediction(objective)]

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from convexformer.objective import Evaluation, Objective
 from convexformer.operators import Operator
-from convexformer.solvers.monitor import Monitor
+from convexformer.solvers.monitor import STALL_CHECKS, Monitor
 from convexformer.weights import Operand, Weights
 
 T = TypeVar("T")
@@ -25,6 +25,8 @@ class Solver(ABC):
     """What it serves, in a few words, for the table of :func:`convexformer.solvers.explain`."""
     uses_factors: ClassVar[bool] = False
     """Whether its weights are low-rank factors rather than one tensor."""
+    patience: ClassVar[int] = STALL_CHECKS
+    """Gap checks in a row without progress after which it has stalled; fewer where much is done between two checks."""
 
     @abstractmethod
     def requires(self, objective: Objective) -> str | None:

@@ -1,12 +1,13 @@
 """The part all solvers share: history, gap checks, limits, progress, callbacks, Ctrl-C and checkpoints.
 
-A solver iterates over the monitor and shows it each point; the monitor decides when to stop and keeps the best.
+A solver iterates over the monitor and shows it each point; the monitor decides when to stop and keeps the best. Once the
+time is up, the next point that is shown is certified at once, and :class:`TimeUp` ends the solver there: what comes after
+the limit is the product that was under way, and that certificate.
 """
 
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Iterator
 from typing import final
 
@@ -15,6 +16,7 @@ import torch
 from torch import Tensor
 
 from convexformer.certificates import Certificate, DualPoint, certificate, dual_point
+from convexformer.clock import Clock
 from convexformer.objective import Evaluation, Objective
 from convexformer.progress import GapBar
 from convexformer.solvers.checkpoint import Checkpoint
@@ -25,6 +27,11 @@ Callback = Callable[[Record, Weights], object]
 
 CHECK_EVERY = 10  # iterations between gap checks
 STALL_CHECKS = 60  # gap checks without progress after which a float64 solve has stalled; a sixth of them in float32
+FASTER_ELSEWHERE = 1e-3  # with another solver at hand, a check must lower the objective by this share of the gap
+
+
+class TimeUp(Exception):  # noqa: N818  (like StopIteration: not an error)
+    """Raised by :meth:`Monitor.check` when the time is up; the point that was shown has been certified and kept."""
 
 
 @final
@@ -40,34 +47,49 @@ class Monitor:
         objective: Objective,
         tolerance: float,
         max_iter: int,
-        max_time: float | None,
-        callback: Callback | None,
-        bar: GapBar | None,
-        checkpoint: Checkpoint | None,
+        clock: Clock,
+        callback: Callback | None = None,
+        bar: GapBar | None = None,
+        checkpoint: Checkpoint | None = None,
     ) -> None:
         self.objective = self.whole = objective
         self.tolerance = tolerance
         self.max_iter = max_iter
-        self.max_time = math.inf if max_time is None else max_time
+        self.clock = clock
         self.callback = callback
         self.bar = bar
         self.checkpoint = checkpoint
         self.history: list[Record] = []
         self.iteration = 0
         self.status = Status.MAX_ITER
-        self.started = time.perf_counter()
+        self._solver = ""
+        self._patience, self._least_gain = STALL_CHECKS, 0.0
         self._best: Weights | None = None
         self._best_gap = math.inf
         self._best_primal = math.inf
+        self._gained_at = math.inf
         self._checks_without_gain = 0
         self._proof: tuple[Weights, Certificate] | None = None
         self._done = False
 
-    def watch(self, objective: Objective, whole: Objective) -> None:
-        """Begin to watch a solve of ``objective``, a form of ``whole``; the best point so far is kept."""
-        self.objective, self.whole = objective, whole
+    def watch(
+        self,
+        objective: Objective,
+        whole: Objective,
+        solver: str = "",
+        *,
+        patience: int = STALL_CHECKS,
+        least_gain: float = 0.0,
+    ) -> None:
+        """Begin to watch a solve of ``objective``, a form of ``whole``; the best point so far is kept.
+
+        ``patience`` checks in a row without progress are a stall, a sixth of them in float32. Progress is a gap smaller by
+        1%, or an objective lower by more than rounding and by ``least_gain`` of the gap.
+        """
+        self.objective, self.whole, self._solver = objective, whole, solver
         self.status, self._done, self._checks_without_gain = Status.MAX_ITER, False, 0
-        self._patience = STALL_CHECKS if whole.like.dtype == torch.float64 else STALL_CHECKS // 6
+        self._patience = patience if whole.like.dtype == torch.float64 else max(1, patience // 6)
+        self._least_gain, self._gained_at = least_gain, math.inf
 
     def stall(self) -> None:
         """Say that the solver can make no more progress in this precision."""
@@ -86,9 +108,14 @@ class Monitor:
         return self._best
 
     @property
+    def best_gap(self) -> float:
+        """The relative gap of that point, as far as it is known; infinite before the first check."""
+        return self._best_gap
+
+    @property
     def seconds(self) -> float:
-        """Seconds since the solve began."""
-        return time.perf_counter() - self.started
+        """Seconds since the call began."""
+        return self.clock.seconds
 
     def __iter__(self) -> Iterator[int]:
         while not self._done and self.iteration < self.max_iter:
@@ -103,7 +130,7 @@ class Monitor:
     @property
     def late(self) -> bool:
         """Whether the time is up."""
-        return self.seconds >= self.max_time
+        return self.clock.late
 
     @property
     def due(self) -> bool:
@@ -111,39 +138,53 @@ class Monitor:
         return self.late or self.iteration % CHECK_EVERY == 0 or self.iteration == self.max_iter
 
     def check(self, Z: Operand, at: Evaluation) -> DualPoint:
-        """Check the gap of the point ``Z`` now; return the dual point, for the solver to steer by."""
+        """Check the gap of the point ``Z`` now; return the dual point, for the solver to steer by.
+
+        When the time is up the point is certified instead, and :class:`TimeUp` ends the solver.
+        """
+        if self.late and not self._done:
+            self._certify_last(Weights(Z, at.intercept))
+            raise TimeUp
         objective = self.objective
         point = dual_point(objective, at, quick=True)
-        self._record(Z, at, point)
-        if self.late and not self._done:
-            self._stop(Status.MAX_TIME)
-        return point
-
-    def _record(self, Z: Operand, at: Evaluation, point: DualPoint) -> None:
-        objective = self.objective
         primal = float(at.value) + objective.beta * float(objective.penalty.value(Z))
-        relative = (primal - point.value) / max(abs(primal), 1e-300)
         weights = Weights(Z, at.intercept)
-        record = Record(self.iteration, self.seconds, primal, point.value, relative)
-        self.history.append(record)
+        relative = (primal - point.value) / max(abs(primal), 1e-300)
         self._keep(weights, primal, relative)
-        if self.bar is not None:
-            self.bar.show(record)
         if relative <= self.tolerance and self._confirmed(weights):
             self._stop(Status.CONVERGED)
         elif self._checks_without_gain >= self._patience:
             self._stop(Status.STALLED)
+        self._show(weights, primal, point.value, relative)
+        return point
+
+    def _certify_last(self, weights: Weights) -> None:
+        """End with the point at hand, unless the best one checked before had less than half its gap."""
+        proof = certificate(self.whole, weights)
+        if self._best is None or not proof.relative_gap > 2 * self._best_gap:
+            self._best, self._best_gap, self._proof = weights, proof.relative_gap, (weights, proof)
+        self._stop(Status.CONVERGED if proof.meets(self.tolerance) else Status.MAX_TIME)
+        self._show(weights, proof.primal, proof.dual, proof.relative_gap)
+
+    def _show(self, weights: Weights, primal: float, dual: float, relative: float) -> None:
+        """Write the check into the history and onto the bar, and tell the callback and the checkpoint."""
+        record = Record(self.iteration, self.seconds, primal, dual, relative, self._solver)
+        self.history.append(record)
+        if self.bar is not None:
+            self.bar.show(record)
         if self.callback is not None and self.callback(record, weights) is True and not self._done:
             self._stop(Status.INTERRUPTED)
         if self.checkpoint is not None:
             self.checkpoint.keep(self.best, self.iteration)
 
     def _keep(self, weights: Weights, primal: float, relative: float) -> None:
-        """Remember the best point; a check is a gain when the gap or the objective still falls."""
+        """Remember the best point, and count the checks since the gap or the objective last fell."""
         self._checks_without_gain += 1
         noise = 16 * torch.finfo(weights.form.dtype).eps * abs(primal)
-        if relative < 0.99 * self._best_gap or primal < self._best_primal - noise:
-            self._checks_without_gain = 0
+        gap = relative * abs(primal)
+        enough = max(noise, self._least_gain * gap if math.isfinite(gap) else 0.0)
+        if relative < 0.99 * self._best_gap or primal < self._gained_at - enough:
+            self._checks_without_gain, self._gained_at = 0, min(self._gained_at, primal)
         self._best_primal = min(self._best_primal, primal)
         # without a polar that certifies every gap is infinite; the objective then decides
         blind = math.isinf(relative) and math.isinf(self._best_gap) and primal <= self._best_primal

@@ -1,28 +1,29 @@
-"""A solve in its steps: run the solver in the form and precision that suit it, go on in float64, certify."""
+"""A solve in its steps: run the solver in the form and precision that suit it, go on in float64, hand over, certify."""
 
 from __future__ import annotations
 
 import math
-from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import final
 
 import torch
 
 from convexformer.certificates import Certificate
+from convexformer.clock import Clock
 from convexformer.objective import Objective
 from convexformer.operators import LowRank
 from convexformer.progress import GapBar
 from convexformer.registry import one_of
-from convexformer.solvers.auto import SOLVERS, select, solver_for
+from convexformer.solvers.auto import SOLVERS, select, solver_for, successors
 from convexformer.solvers.base import Solver
 from convexformer.solvers.checkpoint import Checkpoint
-from convexformer.solvers.monitor import Callback, Monitor
+from convexformer.solvers.monitor import FASTER_ELSEWHERE, Callback, Monitor, TimeUp
 from convexformer.solvers.status import Record, Status
 from convexformer.threads import few_threads
 from convexformer.weights import Weights
 
 MAX_ITER = 20_000
+ROUNDING = 1e-10  # a float64 solve that stalls below this relative gap has met rounding, which no other solver escapes
 
 
 @final
@@ -37,6 +38,7 @@ class Result:
     n_iter: int
     seconds: float
     solver: str
+    """The solvers that were at work, in their order: ``"fista"``, or ``"working_set, fista"`` after a stall."""
     asked: bool
     """Whether a callback ended it, rather than Ctrl-C, where the status says that it was interrupted."""
 
@@ -60,22 +62,25 @@ def minimise(
     callback: Callback | None = None,
     bar: GapBar | None = None,
     checkpoint: Checkpoint | None = None,
+    clock: Clock | None = None,
 ) -> Result:
-    """Minimise an objective to a relative duality gap of ``limits.tolerance`` and certify the answer."""
+    """Minimise an objective to a relative duality gap of ``limits.tolerance`` and certify the answer.
+
+    ``clock`` is that of a call that began earlier; by default the time starts here. With ``solver="auto"`` a solver that
+    stalls hands over, see :func:`~convexformer.solvers.auto.successors`; one asked for by name runs alone.
+    """
+    clock = Clock(limits.max_time) if clock is None else clock
     chosen = pick(solver, objective)
+    line = [chosen, *(successors(chosen.name, objective) if solver == "auto" else ())]
     first = 0
     if checkpoint is not None and (found := checkpoint.resume()) is not None:
         start, first = found
-    monitor = Monitor(
-        objective, limits.tolerance, limits.max_iter or MAX_ITER, limits.max_time, callback, bar, checkpoint
-    )
+    monitor = Monitor(objective, limits.tolerance, limits.max_iter or MAX_ITER, clock, callback, bar, checkpoint)
     asked = True
     work = objective.operator.data_size * objective.n_outputs
-    with bar or nullcontext(), torch.no_grad(), few_threads(objective.like, work):
+    with torch.no_grad(), few_threads(objective.like, work):
         try:
-            _run(chosen, objective, _formed(chosen, objective, start), monitor)
-            if monitor.status is Status.STALLED and objective.like.dtype != torch.float64:
-                _finish_in_double(chosen, objective, monitor)
+            _run_line(line, objective, start, monitor)
         except KeyboardInterrupt:
             monitor.status, asked = Status.INTERRUPTED, False
             if not monitor.history:
@@ -84,7 +89,28 @@ def minimise(
             checkpoint.keep(monitor.best, monitor.iteration, now=True)
         proof = monitor.proof()
     history, n_iter = tuple(monitor.history), first + monitor.iteration
-    return Result(monitor.best, proof, monitor.status, history, n_iter, monitor.seconds, chosen.name, asked)
+    seen = ", ".join(dict.fromkeys(record.solver for record in history))
+    return Result(monitor.best, proof, monitor.status, history, n_iter, monitor.seconds, seen, asked)
+
+
+def _run_line(line: list[Solver], objective: Objective, start: Weights | None, monitor: Monitor) -> None:
+    """Run the first solver of the line and, where it stalls, the others, each from the best point so far.
+
+    A stall in float32 is first one of precision: the same solver goes on in float64, if there is memory for it.
+    """
+    for k, solver in enumerate(line):
+        last = k + 1 == len(line)
+        _run(solver, objective, start, monitor, last=last)
+        if monitor.status is Status.STALLED and objective.like.dtype != torch.float64:
+            try:
+                objective = objective.reference()
+                _run(solver, objective, monitor.best, monitor, last=last)
+            except torch.OutOfMemoryError:
+                monitor.stall()
+                return
+        if monitor.status is not Status.STALLED or monitor.best_gap <= ROUNDING:
+            return
+        start = monitor.best
 
 
 def pick(name: str, objective: Objective) -> Solver:
@@ -106,25 +132,22 @@ def _formed(solver: Solver, objective: Objective, start: Weights | None) -> Weig
     return Weights(LowRank.of(Z) if solver.uses_factors else Z, b)
 
 
-def _run(solver: Solver, objective: Objective, start: Weights, monitor: Monitor) -> None:
-    """Run the solver on the form that suits it; a decomposition that fails in float32 means that it has stalled."""
+def _run(solver: Solver, objective: Objective, start: Weights | None, monitor: Monitor, *, last: bool) -> None:
+    """Run one solver on the form of the objective that suits it, until it is done, stalls, or the time is up.
+
+    A decomposition that fails is a stall where there is something to go on with: another precision, another solver.
+    """
     suited = solver.prepare(objective)
-    monitor.watch(suited, objective)
+    least = 0.0 if last else FASTER_ELSEWHERE
+    monitor.watch(suited, objective, solver.name, patience=solver.patience, least_gain=least)
     try:
-        solver.solve(suited, start, monitor)
+        solver.solve(suited, _formed(solver, objective, start), monitor)
+    except TimeUp:
+        pass
     except torch.linalg.LinAlgError:
-        if objective.like.dtype == torch.float64 or not monitor.history:
+        if (last and objective.like.dtype == torch.float64) or not monitor.history:
             raise
         monitor.stall()
-
-
-def _finish_in_double(solver: Solver, objective: Objective, monitor: Monitor) -> None:
-    """Go on in float64 from where float32 gave out, if there is memory for it."""
-    try:
-        exact = objective.reference()
-        _run(solver, exact, monitor.best.to(dtype=torch.float64), monitor)
-    except torch.OutOfMemoryError:
-        monitor.status = Status.STALLED
 
 
 def check_limits(tolerance: float, max_iter: int | None, max_time: float | None) -> Limits:

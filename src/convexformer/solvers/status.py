@@ -29,3 +29,5 @@ class Record(NamedTuple):
     primal: float
     dual: float
     relative_gap: float
+    solver: str = ""
+    """Which solver was at work; one that stalls hands over to another. Empty in files of earlier versions."""

@@ -91,7 +91,7 @@ def fista(
     at_Z = objective.evaluate(F, start.intercept)
     monitor.check(Z, at_Z)
     first = _State(Z, F, Z, F, at_Z.value.new_ones(()), _first_curvature(objective, at_Z), at_Z.intercept)
-    advance = partial(_advance, objective, options, sync_free=sync_free)
+    advance = partial(_advance, objective, options, sync_free=sync_free, watcher=monitor)
     iteration = CudaGraphLoop(objective, advance, first, record=sync_free and objective.penalty.sync_free)
     polish = NewtonPolish(objective, options.polish)
     for _ in monitor:
@@ -107,7 +107,8 @@ def fista(
                 monitor.check(Z, at_Z)
 
 
-def _advance(objective: Objective, options: FistaOptions, at: _State, *, sync_free: bool) -> _State:
+def _advance(objective: Objective, options: FistaOptions, at: _State, *, sync_free: bool, watcher: Watcher) -> _State:
+    """Take one step; where the time runs out on the way, return to where it began, whose outputs are known."""
     penalty, beta = objective.penalty, objective.beta
     assert isinstance(penalty, Proximal)
     Z, F, W, FW, t, L, b = at
@@ -115,6 +116,8 @@ def _advance(objective: Objective, options: FistaOptions, at: _State, *, sync_fr
     at_W = objective.evaluate(FW, b, inexact_intercept=inexact)
     G = objective.adjoint(at_W.V)
     while True:
+        if not sync_free and watcher.late:
+            return at
         Z_next = penalty.prox(W - G / L, beta / L)
         F_next = objective.apply(Z_next)
         at_next = objective.evaluate(F_next, at_W.intercept, inexact_intercept=inexact)

@@ -32,7 +32,7 @@ class AcceleratedStep(WorkingSetStep):
         self.exact |= at.gap <= self.options.float32_until
         dtype = self.Z.dtype if self.exact else torch.float32
         tokens = sorted({int(k) % self.Z.shape[-3] for k in slices})
-        part = self._restricted(tuple(tokens), dtype)
+        part = self._restricted(tuple(tokens), dtype).at(at.beta)
         where = torch.tensor(tokens, device=self.Z.device)
         watch = _Watch(part, tolerance, late, self.options.accelerated_iterations)
         fista(part, Weights(self.Z.index_select(-3, where).to(dtype), at.evaluation.intercept), watch)

@@ -25,6 +25,8 @@ else:
 
 NEWTON_STEPS = 50
 GATHERED_ROWS = 4096  # rows gathered at a time
+RETRIES = 8  # of a step that meets more curvature than its block was given
+CURVATURE_SLACK, LARGER_SCALE = 1.05, 1.3  # a step may meet so much more; a block's scale then grows by this at least
 
 
 @njit(cache=True, nogil=True)
@@ -134,10 +136,14 @@ def _add_gram(X: Any, rows: Any, gram: Any) -> None:
 
 
 @njit(cache=True, nogil=True)
-def prepare(X: Any, rows: Any, root: Any, total: float, values: Any, vectors: Any) -> None:
-    """Eigenvalues and vectors of the Gram matrix of one gated token, centred where there is an intercept."""
+def prepare(X: Any, rows: Any, root: Any, total: float, values: Any, vectors: Any, mean: Any) -> None:
+    """Mean, and eigenvalues and vectors of the Gram matrix, of one gated token; centred where there is an intercept.
+
+    Without one (``total = 0``) the mean is set to zero.
+    """
     d = X.shape[1]
-    mean, gram = np.zeros(d), np.zeros((d, d))
+    gram = np.zeros((d, d))
+    mean[:] = 0.0
     for n in rows:
         for a in range(d):
             mean[a] += root[n] * X[n, a]
@@ -148,10 +154,10 @@ def prepare(X: Any, rows: Any, root: Any, total: float, values: Any, vectors: An
             whole = rows.shape[0] == X.shape[0]  # then rows are in order, and nothing need be gathered
             own = X[start : start + GATHERED_ROWS] if whole else X[rows[start : start + GATHERED_ROWS]]
             gram += np.dot(own.T, own)
-    if total > 0.0:
-        for a in range(d):
-            for b in range(d):
-                gram[a, b] -= mean[a] * mean[b] / total
+    mean *= 1.0 / total if total > 0.0 else 0.0
+    for a in range(d):
+        for b in range(d):
+            gram[a, b] -= mean[a] * mean[b] * total
     lam, U = np.linalg.eigh(gram)
     for a in range(d):
         values[a] = max(lam[a], 0.0)
@@ -160,8 +166,8 @@ def prepare(X: Any, rows: Any, root: Any, total: float, values: Any, vectors: An
 
 
 @njit(cache=True, nogil=True)
-def _minimise(g: Any, z: Any, beta: float, U: Any, values: Any, scale: float, step: Any) -> float:
-    """Set ``z`` to the minimiser over its block, ``step`` to the change; return the squared length of the change.
+def minimise(g: Any, z: Any, beta: float, U: Any, values: Any, scale: float, step: Any) -> float:
+    """Set ``step`` to the way from ``z`` to the minimiser over its block; return the squared length of the step.
 
     The block's curvature is taken as ``scale`` times its Gram matrix ``U diag(values) U^T``.
     """
@@ -179,15 +185,13 @@ def _minimise(g: Any, z: Any, beta: float, U: Any, values: Any, scale: float, st
         _turn_back(U, q, step)
     change = 0.0
     for a in range(d):
-        t = step[a]
         step[a] -= z[a]
-        z[a] = t
         change += step[a] * step[a]
     return change
 
 
 @njit(cache=True, fastmath=True, nogil=True)
-def _at_rest(g: Any, correction: Any, z: Any, beta: float) -> bool:
+def at_rest(g: Any, correction: Any, z: Any, beta: float) -> bool:
     """Add the correction to the gradient; tell whether the group is zero and stays so."""
     norm_z, norm_g = 0.0, 0.0
     for a in range(g.shape[0]):
@@ -198,33 +202,23 @@ def _at_rest(g: Any, correction: Any, z: Any, beta: float) -> bool:
 
 
 @njit(cache=True, nogil=True)
-def _visit(
-    j: int,
-    index: Any,
-    data: Any,
-    spectra: Any,
-    beta: float,
-    scale: float,
-    z: Any,
-    correction: Any,
-    R: Any,
-    step: Any,
-) -> bool:
-    """Minimise in group ``j``: ``z`` and ``step`` are set, nothing else; tell whether anything changed."""
-    token, gate, output = index
+def _spectrum(k: int, u: int, data: Any, spectra: Any) -> int:
+    """Return the number of the slice of token ``k`` and gate ``u``; its spectrum is computed where it is not yet."""
     X, rows, first, root, total = data
-    values, vectors, ready = spectra
-    k, u = token[j], gate[j]
-    own = rows[first[u] : first[u + 1]]
-    g = np.empty(z.shape[0])
-    _gradient(X[k], own, R[output[j]], g)
-    if _at_rest(g, correction, z, beta):
-        return False
+    values, vectors, means, ready = spectra
     b = u * X.shape[0] + k
     if not ready[b]:
-        prepare(X[k], own, root, total, values[b], vectors[b])
+        prepare(X[k], rows[first[u] : first[u + 1]], root, total, values[b], vectors[b], means[b])
         ready[b] = True
-    return _minimise(g, z, beta, vectors[b], values[b], scale, step) > 0.0
+    return b
+
+
+@njit(cache=True, nogil=True)
+def prepare_slices(slices: Any, data: Any, spectra: Any) -> None:
+    """Compute the spectra of these slices, where they are not known yet."""
+    s = data[0].shape[0]
+    for b in slices:
+        _spectrum(b % s, b // s, data, spectra)
 
 
 @njit(cache=True, nogil=True)
@@ -235,48 +229,74 @@ def sweep(groups: Any, index: Any, data: Any, spectra: Any, beta: float, Z: Any,
     """
     token, gate, output = index
     X, rows, first, root, total = data
-    step = np.empty(Z.shape[1])
+    values, vectors = spectra[:2]
+    g, step = np.empty(Z.shape[1]), np.empty(Z.shape[1])
     for j in groups:
-        if _visit(j, index, data, spectra, beta, 1.0, Z[j], correction[j], R, step):
-            own = rows[first[gate[j]] : first[gate[j] + 1]]
+        own = rows[first[gate[j]] : first[gate[j] + 1]]
+        _gradient(X[token[j]], own, R[output[j]], g)
+        if at_rest(g, correction[j], Z[j], beta):
+            continue
+        b = _spectrum(token[j], gate[j], data, spectra)
+        if minimise(g, Z[j], beta, vectors[b], values[b], 1.0, step) > 0.0:
+            Z[j] += step
             _move(X[token[j]], own, step, R[output[j]], root, total)
 
 
 @njit(cache=True, fastmath=True, nogil=True)
-def _model_move(
-    X: Any, rows: Any, step: Any, l: int, R: Any, H: Any, softmax: bool, root: Any, mass: float, D: Any
-) -> float:
-    """Move output ``l`` by ``X step`` in the quadratic model of the loss; return the mean curvature met on the way.
+def centre(g: Any, mean: Any, R: Any, root: Any) -> None:
+    """Subtract what a constant output, which the intercept takes, has of the gradient: ``g -= mean sum_n root_n R_n``.
 
-    ``H: (c, N)`` holds the second derivatives, or (``softmax``) the probabilities ``q`` of a softmax, whose Hessian
-    ``diag(q) - q q^T`` moves the gradients of all outputs. With an intercept (``mass > 0``) its best value follows.
+    The model's intercept is exact at the start of a sweep only, and a token may have directions along which it is
+    constant: their curvature is zero, and so must be the gradient.
     """
-    N = R.shape[1]
-    u = np.zeros(N)
-    shift = 0.0
+    imbalance = 0.0
+    for n in range(R.shape[0]):
+        imbalance += root[n] * R[n]
+    for a in range(g.shape[0]):
+        g[a] -= mean[a] * imbalance
+
+
+@njit(cache=True, fastmath=True, nogil=True)
+def _outputs(X: Any, rows: Any, mean: Any, step: Any, h: Any, root: Any, total: float, u: Any) -> float:
+    """Set ``u = X step`` on the gate's rows; return the curvature that it meets, as a multiple of its Gram matrix.
+
+    ``h: (N,)`` is the curvature of each row. Gram matrix, ``u`` and the square that the curvature is divided by are centred
+    with the same mean: where the curvature is that of few rows, a mean weighted by it would be far from the plain one.
+    """
+    for n in range(u.shape[0]):
+        u[n] = 0.0
+    square, shift = 0.0, 0.0
+    for a in range(step.shape[0]):
+        shift += mean[a] * step[a]
     for n in rows:
         t = 0.0
         for a in range(step.shape[0]):
             t += X[n, a] * step[a]
         u[n] = t
-        h = H[l, n] * (1.0 - H[l, n]) if softmax else H[l, n]
-        shift += root[n] * h * t
-    if mass > 0.0:
-        for n in range(N):
-            u[n] -= root[n] * shift / mass
-    bent, square = 0.0, 0.0
-    for n in range(N):
+        square += t * t
+    square -= shift * shift * total
+    bent = 0.0
+    for n in range(u.shape[0]):
+        u[n] -= root[n] * shift
+        bent += h[n] * u[n] * u[n]
+    return bent / square if square > 0.0 else 0.0
+
+
+@njit(cache=True, fastmath=True, nogil=True)
+def _follow(l: int, u: Any, R: Any, H: Any, softmax: bool, D: Any) -> None:
+    """Move output ``l`` by ``u`` in the quadratic model of the loss; ``u`` is overwritten.
+
+    ``H: (c, N)`` holds the second derivatives, or (``softmax``) the probabilities ``q`` of a softmax, whose Hessian
+    ``diag(q) - q q^T`` moves the gradients of all outputs.
+    """
+    for n in range(u.shape[0]):
         D[l, n] += u[n]
-        h = H[l, n]
-        square += u[n] * u[n]
-        bent += (h * (1.0 - h) if softmax else h) * u[n] * u[n]
-        u[n] *= h
+        u[n] *= H[l, n]
         R[l, n] += u[n]
     if softmax:
         for m in range(R.shape[0]):
-            for n in range(N):
+            for n in range(u.shape[0]):
                 R[m, n] -= H[m, n] * u[n]
-    return bent / square if square > 0.0 else 0.0
 
 
 @njit(cache=True, nogil=True)
@@ -290,24 +310,40 @@ def prox_newton_sweep(
     correction: Any,
     R: Any,
     H: Any,
+    own: Any,
     softmax: bool,
-    mass: Any,
     scales: Any,
+    largest: float,
     D: Any,
 ) -> None:
     """Any loss: minimise its quadratic model in each of the groups in turn; ``D: (c, N)`` gathers the change of outputs.
 
-    A block's curvature is its Gram matrix times ``scales[j]``, which grows where more curvature is met; the block's
-    fixed point does not depend on it.
+    A block's curvature is its Gram matrix times ``scales[j]``. A step that meets more than that is taken again with a
+    larger scale, up to ``largest``, a bound on the loss's curvature; the block's fixed point does not depend on it.
+    ``own: (c, N)`` is the diagonal of the Hessian.
     """
     token, gate, output = index
-    X, rows, first, root, _ = data
-    step = np.empty(Z.shape[1])
+    X, rows, first, root, total = data
+    values, vectors, means, _ = spectra
+    g, step, u = np.empty(Z.shape[1]), np.empty(Z.shape[1]), np.empty(R.shape[1])
     for j in groups:
-        if _visit(j, index, data, spectra, beta, scales[j], Z[j], correction[j], R, step):
-            own, l = rows[first[gate[j]] : first[gate[j] + 1]], output[j]
-            met = _model_move(X[token[j]], own, step, l, R, H, softmax, root, mass[l], D)
-            scales[j] = max(scales[j], met)
+        k, l = token[j], output[j]
+        open_rows = rows[first[gate[j]] : first[gate[j] + 1]]
+        _gradient(X[k], open_rows, R[l], g)
+        if at_rest(g, correction[j], Z[j], beta):
+            continue
+        b = _spectrum(k, gate[j], data, spectra)
+        centre(g, means[b], R[l], root)
+        for _ in range(RETRIES):
+            if minimise(g, Z[j], beta, vectors[b], values[b], scales[j], step) == 0.0:
+                break
+            met = _outputs(X[k], open_rows, means[b], step, own[l], root, total, u)
+            if met <= CURVATURE_SLACK * scales[j] or scales[j] >= largest:
+                break
+            scales[j] = min(max(LARGER_SCALE * scales[j], met), largest)
+        if step.any():
+            Z[j] += step
+            _follow(l, u, R, H, softmax, D)
 
 
 @njit(cache=True, nogil=True)

@@ -2,8 +2,33 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import final
+
+
+@final
+@dataclass(frozen=True)
+class NewtonOptions:
+    """Newton's method on the groups in use; set on CIFAR-10 and TREC tokens, their clusters as classes, and digits."""
+
+    first_steps: int = 80
+    most_steps: int = 640
+    """Steps of conjugate gradients at first; twice as many after a step that they did not suffice for, up to the second."""
+    residual: float = 0.3
+    roughest: float = 0.03
+    """CG stops at ``residual * min(roughest, gap)`` of the first energy of the gradient."""
+    crossing_rounds: int = 3
+    most_crossings: float = 0.2
+    """How often groups that turn against themselves are set to zero, and the largest share of them."""
+    shortest: float = 1e-3
+    """Shortest step of the line search."""
+    settled: float = 0.03
+    """Newton's method waits until the support changes by at most this fraction in a round."""
+    slow: float = 0.5
+    slow_quadratic: float = 0.95
+    """Newton's method takes over where a round of sweeps leaves more than this fraction of the gap."""
+    sweeps: int = 2
+    """Sweeps between two Newton steps that go well: enough to see the support change."""
 
 
 @final
@@ -34,3 +59,13 @@ class WorkingSetOptions:
     """Relative gap above which accelerated rounds have float32 features."""
     accelerated_iterations: int = 300
     """Iterations of an accelerated round, at most."""
+    rung: float = 10.0
+    rung_gap: float = 0.1
+    """A solve from zero comes down by factors of ``rung`` in beta, to this relative gap at each."""
+    idle_rounds: int = 8
+    """Rounds without gain after which the solver says that it is stuck, so that another may take over."""
+    columns_at_once: int = 2
+    """Mean number of columns of a slice from which a sweep moves them all at once."""
+    single_until: float = 1e-6
+    """Relative gap down to which sweeps over whole slices, whose residuals are float32, are exact enough."""
+    newton: NewtonOptions = field(default_factory=NewtonOptions)

@@ -22,6 +22,8 @@ class StepContext:
     evaluation: Evaluation
     point: DualPoint
     gap: float
+    beta: float
+    """The beta of the round: that of the objective, or a larger one on the way there."""
 
 
 class WorkingSetStep(ABC):

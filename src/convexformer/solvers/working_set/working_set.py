@@ -7,12 +7,14 @@ checks all in float64; the round's gap is that of the whole objective, so no tok
 
 from __future__ import annotations
 
+import math
 from typing import final
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from convexformer.certificates import DualPoint, dual_value
 from convexformer.gauges import Proximal, Sliced
 from convexformer.losses.hessian import DiagonalHessian, SoftmaxHessian
 from convexformer.objective import Evaluation, Objective
@@ -20,10 +22,13 @@ from convexformer.solvers.base import Solver
 from convexformer.solvers.monitor import Monitor
 from convexformer.solvers.working_set import compiled
 from convexformer.solvers.working_set.accelerated import AcceleratedStep
-from convexformer.solvers.working_set.block_descent import ProxNewtonDescent, SquaredDescent
 from convexformer.solvers.working_set.options import WorkingSetOptions
+from convexformer.solvers.working_set.prox_newton import ProxNewtonDescent
+from convexformer.solvers.working_set.squared import SquaredDescent
 from convexformer.solvers.working_set.step import StepContext, WorkingSetStep
 from convexformer.weights import Weights
+
+IDLE_SHARE = 1e-3  # a round in which the objective falls by less than this part of the gap gains nothing
 
 
 @final
@@ -32,6 +37,7 @@ class WorkingSet(Solver):
 
     name = "working_set"
     works_on = "penalties that are sums over token slices, on the slices that matter"
+    patience = 12  # rounds, each a solve on the working set
 
     def __init__(self, options: WorkingSetOptions = WorkingSetOptions()) -> None:  # noqa: B008  (frozen)
         self.options = options
@@ -50,22 +56,48 @@ class WorkingSet(Solver):
         return None
 
     def solve(self, objective: Objective, start: Weights, monitor: Monitor) -> None:
-        """Iterate until the monitor says to stop."""
+        """Iterate until the monitor says to stop; from zero along a ladder of betas."""
         Z = start.dense()
         at = objective.evaluate(objective.apply(Z), start.intercept)
         point = monitor.check(Z, at)
         step = self._step(objective, Z, at)
+        cold = not (objective.loss.quadratic or bool(Z.any()))  # a quadratic loss has no curvature to follow
+        rungs = self._ladder(objective.beta, point.polar.value) if cold else []
+        progress = _Progress()
         for _ in monitor:
-            record = monitor.history[-1]
+            rung, gap, scale = self._rung(objective, rungs, Z, at, point)
+            if progress.idle_rounds(rung.beta, gap, scale) >= self.options.idle_rounds:
+                monitor.stall()
+                break
             assert isinstance(point.M, Tensor)
-            slices = self._slices(objective, Z, point.M)
-            goal = max(
-                self.options.gap_share * (record.primal - record.dual), 0.3 * monitor.tolerance * abs(record.primal)
-            )
-            context = StepContext(at, point, record.relative_gap)
+            slices = self._slices(rung, Z, point.M)
+            wanted = 0.5 * self.options.rung_gap if rungs else 0.3 * monitor.tolerance
+            goal = max(self.options.gap_share * gap, wanted) * scale
+            context = StepContext(at, point, gap, rung.beta)
             Z = step.round(slices, context, goal, lambda: monitor.late)
             at = objective.evaluate(objective.apply(Z), at.intercept)
             point = monitor.check(Z, at)
+
+    def _ladder(self, beta: float, critical: float) -> list[float]:
+        """Return larger betas to solve at on the way from zero, in rising order: they are taken from the end."""
+        rungs: list[float] = []
+        while (above := beta * self.options.rung ** (len(rungs) + 1)) < 0.5 * critical:
+            rungs.append(above)
+        return rungs
+
+    def _rung(
+        self, objective: Objective, rungs: list[float], Z: Tensor, at: Evaluation, point: DualPoint
+    ) -> tuple[Objective, float, float]:
+        """Return the objective of the round, the relative gap there and the primal value; rungs done with are dropped."""
+        while True:
+            rung = objective.at(rungs[-1]) if rungs else objective
+            assert isinstance(point.M, Tensor)
+            limit, _ = rung.penalty.max_dual_scale(point.M, rung.beta, quick=True)
+            primal = float(at.value) + rung.beta * float(rung.penalty.value(Z))
+            gap = (primal - dual_value(rung, at, limit, point.M)[0]) / max(abs(primal), 1e-300)
+            if not rungs or gap > self.options.rung_gap:
+                return rung, gap, abs(primal)
+            rungs.pop()
 
     def _step(self, objective: Objective, Z: Tensor, at: Evaluation) -> WorkingSetStep:
         """Exact blocks where groups are columns, narrow enough for their spectra, and numba is there; else FISTA."""
@@ -88,3 +120,19 @@ class WorkingSet(Solver):
         near = used | (polars.flatten() > self.options.near * objective.beta)
         scores = torch.where(used, torch.inf, polars.flatten())
         return scores.topk(min(size, max(int(near.sum()), 1))).indices.sort().values.cpu().numpy()
+
+
+@final
+class _Progress:
+    """Counts rounds that gain nothing: the gap stays, and the objective falls by next to nothing of it."""
+
+    def __init__(self) -> None:
+        self._beta, self._gap, self._primal, self._idle = 0.0, math.inf, math.inf, 0
+
+    def idle_rounds(self, beta: float, gap: float, primal: float) -> int:
+        """Look at the relative gap and the objective before a round; return how many rounds have gained nothing."""
+        fell = primal < self._primal - IDLE_SHARE * gap * primal
+        self._idle = 0 if beta != self._beta or gap < 0.99 * self._gap or fell else self._idle + 1
+        best = (math.inf, math.inf) if beta != self._beta else (self._gap, self._primal)
+        self._beta, self._gap, self._primal = beta, min(gap, best[0]), min(primal, best[1])
+        return self._idle

@@ -1,0 +1,53 @@
+"""Block descent for the squared loss."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import final
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from convexformer.objective import Evaluation
+from convexformer.solvers.working_set import compiled
+from convexformer.solvers.working_set.block_descent import BlockDescent
+
+
+@final
+class SquaredDescent(BlockDescent):
+    """The squared loss: the state is the residual ``sqrt(w) (f - y)``, which is the gradient too."""
+
+    def _take(self, at: Evaluation) -> None:
+        self._settle(np.ascontiguousarray(at.V.double().numpy().T / self.divisor))
+
+    def _settle(self, S: np.ndarray) -> None:
+        self.S = self.R = S
+
+    def _loss(self, S: np.ndarray) -> float:
+        return 0.5 * float(np.vdot(S, S))
+
+    def _sweep(self, groups: np.ndarray) -> None:
+        at = self.store
+        compiled.sweep(groups, at.index, at.data, at.spectra, self.beta, self.Z, self.gradient_correction, self.R)
+
+    def _dual(self, limit: float) -> float:
+        goal = self.objective.targets.numpy().T * self.store.root
+        square, along = float(np.vdot(self.R, self.R)), -float(np.vdot(self.R, goal))
+        t = max(-limit, min(along / square, limit)) if square > 0 else 0.0
+        return t * along - 0.5 * t**2 * square
+
+    def _hessian(self) -> Callable[[Tensor], Tensor]:
+        return lambda U: U
+
+    def _own_curvature(self) -> Tensor:
+        return torch.ones(self.R.shape, dtype=torch.float64)
+
+    def _moved_loss(self, U: Tensor | None) -> float:
+        return self._loss(self.S if U is None else self.S + U.numpy())
+
+    def _move(self, U: Tensor, intercept: Tensor) -> None:
+        S, root = self.S + U.numpy(), self.store.root
+        if self.objective.intercept:  # its best value follows
+            S -= np.outer(S @ root / (root @ root), root)
+        self._settle(S)

@@ -1,0 +1,69 @@
+"""Token-major features for sweeps over groups, and the spectra of their Gram matrices."""
+
+from __future__ import annotations
+
+from typing import final
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from convexformer.objective import Objective
+from convexformer.operators import TokenFeatures
+from convexformer.solvers.base import Workspace
+from convexformer.solvers.working_set import compiled
+from convexformer.solvers.working_set.support import TokenSupport
+
+
+@final
+class BlockStore:
+    """Token-major features in float32, filled token by token as the working set grows, with Gram matrices' spectra.
+
+    Untouched tokens cost no memory. The rows carry ``sqrt(w)``. One store serves all betas of a path.
+    """
+
+    def __init__(self, parts: TokenFeatures, w: Tensor, n_outputs: int, intercept: bool) -> None:
+        self.source = parts.features.numpy()  # (R, s, d)
+        R, s, d = self.source.shape
+        gates = np.ones((R, 1), bool) if parts.gates is None else parts.gates.numpy() > 0
+        g = gates.shape[1]
+        self.root, self.n_outputs = np.sqrt(w.numpy()), n_outputs
+        self.X = np.empty((s, R, d), np.float32)
+        self.filled = np.zeros(s, bool)
+        rows = np.concatenate([np.flatnonzero(gates[:, u]) for u in range(g)])
+        first = np.concatenate([[0], np.cumsum(gates.sum(0))])
+        self.data = (self.X, rows, first, self.root, float(w.sum()) if intercept else 0.0)
+        self.spectra = (np.empty((g * s, d)), np.empty((g * s, d, d)), np.empty((g * s, d)), np.zeros(g * s, bool))
+        gate, token, output = (np.ascontiguousarray(row) for row in np.indices((g, s, n_outputs)).reshape(3, -1))
+        self.index = (token, gate, output)
+        self.slice = gate * s + token  # of each group
+        self.gated, self.gates = parts.gates is not None, np.ascontiguousarray(gates.T, np.float32)  # (g, R)
+
+    @classmethod
+    def of(cls, objective: Objective) -> BlockStore:
+        """Return the store of this objective, made once for all its betas."""
+        w, intercept = objective.sample_weight, objective.intercept
+
+        def make() -> BlockStore:
+            parts = objective.operator.token_features()
+            assert parts is not None, "the working-set solver requires slices of tokens"
+            return cls(parts, w, objective.n_outputs, intercept)
+
+        return STORES.get(objective.operator, make, w, intercept)
+
+    def load(self, slices: np.ndarray) -> None:
+        """Copy the features of the tokens of these slices, where they are not there yet."""
+        tokens = np.unique(slices % len(self.X))
+        compiled.load(self.source, tokens[~self.filled[tokens]], self.root, self.X)
+        self.filled[tokens] = True
+
+    def support(self, groups: np.ndarray) -> TokenSupport:
+        """Return the map of these groups, sorted by token, for Newton's method; their tokens are loaded."""
+        compiled.prepare_slices(np.unique(self.slice[groups]), self.data, self.spectra)
+        token, gate, output = (row[groups] for row in self.index)
+        gates = torch.from_numpy(self.gates) if self.gated else None
+        X, root = torch.from_numpy(self.X), torch.from_numpy(self.root).float()
+        return TokenSupport(X, root, gates, (token, gate, output), *self.spectra[:2], self.n_outputs)
+
+
+STORES: Workspace[BlockStore] = Workspace()

@@ -1,0 +1,194 @@
+"""Limits bind: what may come after max_time is one product with the operator and the last certificate."""
+
+import sys
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from sklearn.exceptions import ConvergenceWarning
+
+import convexformer as cf
+from convexformer import clock as clock_module
+from convexformer.solvers import SOLVERS, Limits, auto, minimise
+from convexformer.solvers.base import Solver
+
+CERTIFICATE = 4  # products of a certificate: A Z, A^T V, and those of the rounding allowance
+
+
+class Wall:
+    """A clock that moves by one second at each product with the operator, and not at all otherwise."""
+
+    def __init__(self, monkeypatch):
+        self.now = 0.0
+        monkeypatch.setattr(clock_module.time, "perf_counter", lambda: self.now)
+
+    def slow(self, problem, monkeypatch):
+        A = problem.operator
+        for name in ("apply", "adjoint"):
+            plain = getattr(A, name)
+            monkeypatch.setattr(A, name, lambda Z, plain=plain: (self.tick(), plain(Z))[1])
+        return problem
+
+    def tick(self):
+        self.now += 1.0
+
+
+@pytest.fixture(scope="module")
+def data():
+    rng = np.random.default_rng(5)
+    X = rng.standard_normal((60, 5, 4))
+    y = X[:, 1] @ rng.standard_normal(4) + X[:, 3, 0] + 0.5 * rng.standard_normal(60)
+    return X, y
+
+
+@pytest.mark.parametrize("solver", ["fista", "working_set", "staircase"])
+@pytest.mark.parametrize("max_time", [0.5, 5.0, 12.0])
+def test_nothing_but_a_product_and_the_certificate_comes_after_the_limit(data, monkeypatch, solver, max_time):
+    X, y = data
+    head = cf.heads.MLP() if solver == "staircase" else "attention"
+    Y = np.stack([y, y**2, X[:, 0, 0]], 1)
+    problem = cf.Problem(head, X, Y, beta_ratio=1e-3, intercept=True)
+    wall = Wall(monkeypatch)
+    wall.slow(problem, monkeypatch)
+    with pytest.warns(ConvergenceWarning, match="max_time"):
+        solution = cf.solve(problem, tolerance=1e-15, solver=solver, max_time=max_time)
+    assert solution.status is cf.Status.MAX_TIME
+    assert solution.certificate.kind == "exact"
+    assert wall.now <= max_time + 2 + CERTIFICATE  # the product under way, that of the point to certify
+
+
+def test_beta_max_is_on_the_clock(data, monkeypatch):
+    X, y = data
+    problem = cf.Problem("attention", X, y, beta=0.1, intercept=True)
+    wall = Wall(monkeypatch)
+    slow = wall.slow(problem, monkeypatch)
+    found = cf.Problem.beta_max.fget
+
+    def beta_max(self):
+        wall.now += 100.0
+        return found(self)
+
+    monkeypatch.setattr(cf.Problem, "beta_max", property(beta_max))
+    with pytest.warns(ConvergenceWarning, match="max_time"):
+        solution = cf.solve(slow, tolerance=1e-15, max_time=50.0)
+    assert solution.n_iter == 0
+    assert len(solution.history) == 1
+
+
+def test_a_step_length_that_runs_away_meets_the_clock(data, monkeypatch):
+    """Doubling the curvature until it overflows takes a thousand products."""
+    X, y = data
+    problem = cf.Problem("attention", X, y, beta_ratio=0.1, intercept=True)
+    wall = Wall(monkeypatch)
+    wall.slow(problem, monkeypatch)
+    endless = torch.tensor(torch.inf, dtype=torch.float64)
+    module = sys.modules["convexformer.solvers.fista.fista"]
+    monkeypatch.setattr(module, "_bregman", lambda *args, **options: endless)
+    with pytest.warns(ConvergenceWarning, match="max_time"):
+        cf.solve(problem, solver="fista", max_time=20.0)
+    assert wall.now <= 20.0 + 2 + CERTIFICATE
+
+
+def test_a_fit_counts_what_comes_before_its_solve(data, monkeypatch):
+    wall = Wall(monkeypatch)
+    build = cf.TokenRegressor._problem
+
+    def slow(self, *args, **options):
+        wall.now += 100.0
+        return wall.slow(build(self, *args, **options), monkeypatch)
+
+    monkeypatch.setattr(cf.TokenRegressor, "_problem", slow)
+    with pytest.warns(ConvergenceWarning, match="max_time"):
+        model = cf.TokenRegressor(max_time=50.0, tolerance=1e-15).fit(*data)
+    assert model.solution_.status is cf.Status.MAX_TIME
+    assert model.n_iter_ == 0
+
+
+def test_a_path_has_a_time_of_its_own(data, monkeypatch):
+    X, y = data
+    wall = Wall(monkeypatch)
+    plain = cf.path("attention", X, y, n_betas=6, beta_min_ratio=0.01, total_time=1e-3)  # the clock stands still
+    assert (len(plain), plain.stopped) == (6, "")
+
+    def step(record, weights):
+        wall.now += 1.0
+
+    path = cf.path("attention", X, y, n_betas=6, beta_min_ratio=0.01, total_time=4.5, callback=step)
+    assert path.stopped == "time"
+    assert 1 <= len(path) < 6
+    with pytest.raises(ValueError, match="total_time=0"):
+        cf.path("attention", X, y, total_time=0)
+
+
+def test_a_search_has_a_time_of_its_own(data, monkeypatch):
+    X, y = data
+    model = cf.TokenRegressorCV(n_betas=3, beta_min_ratio=0.1, cv=2, total_time=600.0).fit(X, y)
+    assert model.certificate_.meets(1e-3)
+    with pytest.raises(ValueError, match="total_time=-1"):
+        cf.TokenRegressorCV(total_time=-1).fit(X, y)
+    from convexformer.estimators import folds
+
+    monkeypatch.setattr(folds.Share, "clock", lambda self: clock_module.Clock(0.0))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        tight = {"tolerance": 1e-17, "fold_tolerance": 1e-17, "total_time": 600.0}
+        with pytest.raises(TimeoutError, match="before any fold"):
+            cf.TokenRegressorCV(n_betas=3, beta_min_ratio=0.1, cv=2, **tight).fit(X, y)
+
+
+# ---------------------------------------------------------------------- hand-over
+
+
+class Frozen(Solver):
+    """Shows the same point for ever."""
+
+    name = "frozen"
+    works_on = "nothing"
+    patience = 3
+
+    def requires(self, objective):
+        return None
+
+    def solve(self, objective, start, monitor):
+        Z = start.dense()
+        at = objective.evaluate(objective.apply(Z))
+        for _ in monitor:
+            monitor.check(Z, at)
+
+
+def test_a_solver_that_stalls_hands_over_by_rule_and_the_history_says_so(data, monkeypatch):
+    X, y = data
+    problem = cf.Problem("attention", X, y, beta_ratio=0.1)
+    monkeypatch.setitem(SOLVERS, "frozen", Frozen())
+    monkeypatch.setattr(auto, "HAND_OVER", ("frozen", "staircase", "fista"))
+    monkeypatch.setattr("convexformer.solvers.run.select", lambda objective: "frozen")
+    solution = cf.solve(problem, tolerance=1e-6)
+    assert solution.status is cf.Status.CONVERGED
+    assert solution.solver == "frozen, fista"  # the staircase does not serve
+    names = [record.solver for record in solution.history]
+    assert names == ["frozen"] * (Frozen.patience + 1) + ["fista"] * (len(names) - Frozen.patience - 1)
+    with pytest.warns(ConvergenceWarning, match="no further progress"):
+        alone = cf.solve(problem, tolerance=1e-6, solver="frozen")
+    assert alone.status is cf.Status.STALLED  # asked for by name, it runs alone
+    assert alone.solver == "frozen"
+
+
+def test_rounding_is_no_reason_to_hand_over(data):
+    X, y = data
+    objective = cf.Problem("attention", X, y, beta_ratio=0.1).objective
+    result = minimise(objective, Limits(1e-18))
+    assert result.status is cf.Status.STALLED
+    assert result.solver == "fista"
+
+
+def test_solvers_are_an_option_of_the_estimators(data):
+    for name in ("fista", "working_set"):
+        assert cf.TokenRegressor(solver=name).fit(*data).solution_.solver == name
+    search = cf.TokenRegressorCV(solver="working_set", n_betas=2, beta_min_ratio=0.2, cv=2).fit(*data)
+    assert search.solution_.solver == "working_set"
+    for model in (cf.TokenRegressor(solver="fitsa"), cf.TokenRegressorCV(solver="fitsa", cv=2)):
+        with pytest.raises(ValueError, match="Did you mean 'fista'"):
+            model.fit(*data)
+    with pytest.raises(ValueError, match="solver='staircase' works on factors"):
+        cf.TokenRegressor(solver="staircase").fit(*data)
