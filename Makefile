@@ -6,7 +6,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 PEERS := .venv-peers
 TEST_FLAGS ?= -n 2 -q
 
-.PHONY: help demo test test-slow test-gpu bench bench-quick lint types format clean
+.PHONY: help demo test test-slow test-gpu bench bench-quick bench-real lint types format clean
 
 help:
 	@echo "make demo       fit certified heads on digits, print a leaderboard, write figures to demo_output/"
@@ -15,6 +15,8 @@ help:
 	@echo "make test-gpu   the tests that need a CUDA device, in the current Python, nothing installed"
 	@echo "make bench      token-sparse attention against adelie, celer, skglm, copt, CVXPY and Adam (about 20 minutes)"
 	@echo "make bench-quick  the same on small sizes (about two minutes); tables and figures go to runs/bench*/"
+	@echo "make bench-real DATA='a.npz b.npz'  every head and solver on real tokens, digits and made-up shapes (about half an"
+	@echo "                hour; SUITE=quick: three minutes); table, figure and numbers go to runs/bench-real/"
 	@echo "make format     let ruff rewrite the code"
 
 $(BIN)/python:
@@ -63,6 +65,12 @@ bench: $(VENV)/.dev $(PEERS)/.done
 
 bench-quick: $(VENV)/.dev $(PEERS)/.done
 	$(BIN)/python benchmarks/tokens/run.py --suite quick --peers $(PEERS)/bin/python --output runs/bench-quick
+
+# token files: npz with X, y and perhaps mask (N, s, d), (N,), (N, s)
+DATA ?=
+SUITE ?= default
+bench-real: $(VENV)/.dev
+	$(BIN)/python benchmarks/real/run.py $(DATA) --suite $(SUITE) --output runs/bench-real
 
 format: $(VENV)/.dev
 	$(BIN)/ruff check --fix .

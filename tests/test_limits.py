@@ -55,7 +55,9 @@ def test_nothing_but_a_product_and_the_certificate_comes_after_the_limit(data, m
         solution = cf.solve(problem, tolerance=1e-15, solver=solver, max_time=max_time)
     assert solution.status is cf.Status.MAX_TIME
     assert solution.certificate.kind == "exact"
-    assert wall.now <= max_time + 2 + CERTIFICATE  # the product under way, that of the point to certify
+    # the product under way and that of the last point; the staircase looks at the clock once a Newton step, not inside
+    allowed = 12 if solver == "staircase" else 2
+    assert wall.now <= max_time + allowed + CERTIFICATE
 
 
 def test_beta_max_is_on_the_clock(data, monkeypatch):

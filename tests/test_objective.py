@@ -120,7 +120,8 @@ def test_the_choice_of_a_solver_can_be_read():
     assert "takes 'fista'" in text
     assert "staircase    does not serve: it works on factors of a nuclear norm" in text
     assert "working_set  serves, too" in text
-    assert "many_products" in text
+    assert "predicted" in text
+    assert "few_weights" in text
     assert "needs" in explain(mlp) or "does not serve" in explain(mlp)
     assert select(attention.objective) == "fista"
     for name, solver in SOLVERS.items():

@@ -207,4 +207,4 @@ def apply_weights(operator: Operator, Z: Operand) -> Tensor:
     """``A Z``; low-rank weights are made dense for operators that do not take factors."""
     if isinstance(operator, BilinearOperator):
         return operator.apply(Z)
-    return operator.apply(Z.dense() if isinstance(Z, LowRank) else Z)
+    return operator.apply(Z.dense(math.inf) if isinstance(Z, LowRank) else Z)

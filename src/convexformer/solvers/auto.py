@@ -10,6 +10,7 @@ from convexformer.objective import Objective
 from convexformer.operators import BilinearOperator
 from convexformer.solvers.base import Solver
 from convexformer.solvers.block_newton import BlockNewton
+from convexformer.solvers.cost import explain_prediction, predicted_seconds
 from convexformer.solvers.fista import Fista
 from convexformer.solvers.staircase import Staircase
 from convexformer.solvers.working_set import WorkingSet
@@ -17,14 +18,16 @@ from convexformer.solvers.working_set import WorkingSet
 SOLVERS: dict[str, Solver] = {solver.name: solver for solver in (Fista(), Staircase(), WorkingSet(), BlockNewton())}
 
 SELECTION = """
-penalty                operator             device  condition                            solver
-norms and ridges       features or kernels  any     no prox, or rows <= weights of one   block_newton
-                                                    output (and rows fit)
-sum over token slices  one slice a token    CPU     rows x weights > many_products       working_set
-nuclear norm           bilinear             any     weights > few_weights                staircase
-nuclear norm           any                  GPU     short side of Z > short_side         staircase
-nuclear norm           any                  CPU     blocks of Z <= few_blocks            staircase
-anything with a prox   any                  any     otherwise                            fista
+device  penalty               operator  condition                        solver
+any     norms and ridges      features  no prox, or rows <= weights of   block_newton
+                                        one output, and rows fit
+CPU     nuclear norm          bilinear  weights > few_weights            staircase
+any     no nuclear norm       any       rows x weights <= few_products   fista
+CPU     priced (solvers.cost) any       least predicted seconds          fista, staircase or working_set
+GPU     nuclear norm          bilinear  weights > few_weights            staircase
+GPU     nuclear norm          any       short side of Z > short_side     staircase
+any     anything with a prox  any       otherwise                        fista
+any     anything else         any       otherwise                        the first solver that serves
 """
 
 HAND_OVER = ("working_set", "staircase", "fista")
@@ -40,14 +43,12 @@ class HasObjective(Protocol):
 @final
 @dataclass(frozen=True)
 class AutoOptions:
-    """Where one solver overtakes another."""
+    """Where one solver overtakes another, where that is not predicted (:mod:`convexformer.solvers.cost`)."""
 
-    many_products: int = 1 << 20
-    """Rows times weights from which working sets pay for their set-up (benchmarks/tokens/run.py, P1 to P3)."""
     few_weights: int = 1 << 11
     """Entries of a dense ``Z`` up to which thresholding it is cheaper than factors (benchmarks/heads.py, P4 small)."""
-    few_blocks: int = 16
-    """Blocks of ``Z`` up to which Newton steps on factors beat thresholding on a CPU, above all at small betas."""
+    few_products: int = 1 << 14
+    """Rows times weights up to which FISTA is done before block descent is compiled; not for nuclear norms."""
     short_side: int = 16
     """Short side of ``Z`` up to which singular-value thresholding on a GPU is cheaper (benchmarks/gpu_heads.py)."""
     dense_entries: int = 1 << 26
@@ -56,29 +57,31 @@ class AutoOptions:
 
 def select(objective: Objective, options: AutoOptions = AutoOptions()) -> str:  # noqa: B008  (frozen)
     """Return the name of the solver that ``solver="auto"`` takes: the first row of ``SELECTION`` that applies."""
-    A = objective.operator
-    serves = {name: solver.requires(objective) is None for name, solver in SOLVERS.items()}
-    weights = math.prod(A.weight_shape)
-    if serves["block_newton"] and (not objective.penalty.proximal or A.output_shape[0] * A.output_shape[1] <= weights):
+    missing = {name: solver.requires(objective) for name, solver in SOLVERS.items()}
+    serving = [name for name, reason in missing.items() if reason is None]
+    if not serving:
+        raise ValueError(f"no solver serves this objective: {'; '.join(f'{n} {r}' for n, r in missing.items())}.")
+    shape = objective.weight_shape
+    wide = objective.targets.numel() <= math.prod(shape)
+    if "block_newton" in serving and (wide or not objective.penalty.proximal):
         return "block_newton"
-    if serves["working_set"] and not A.like.is_cuda and A.output_shape[0] * weights > options.many_products:
-        return "working_set"
-    if serves["staircase"]:
-        if isinstance(A, BilinearOperator):
-            if weights > options.few_weights:
-                return "staircase"
-        elif A.like.is_cuda:
-            if min(A.weight_shape[-2:]) > options.short_side:
-                return "staircase"
-        elif math.prod(A.weight_shape[:-2]) <= options.few_blocks:
-            return "staircase"
-    if serves["fista"]:
+    if isinstance(objective.operator, BilinearOperator):
+        pays = math.prod(shape) > options.few_weights
+    else:
+        pays = objective.like.is_cuda and min(shape[-2:]) > options.short_side
+    if "staircase" in serving and pays:
+        return "staircase"
+    if (
+        "staircase" not in serving
+        and "fista" in serving
+        and len(objective.targets) * math.prod(shape) <= options.few_products
+    ):
         return "fista"
-    for name, able in serves.items():
-        if able:
-            return name
-    reasons = "; ".join(f"{name} {solver.requires(objective)}" for name, solver in SOLVERS.items())
-    raise ValueError(f"no solver serves this objective: {reasons}.")
+    predicted = _predicted(objective)
+    priced = [name for name in serving if name in predicted]
+    if priced:
+        return min(priced, key=lambda name: predicted[name])
+    return "fista" if "fista" in serving else serving[0]
 
 
 def successors(
@@ -111,21 +114,31 @@ def solver_for(name: str, objective: Objective) -> Solver:
 def explain(problem: Objective | HasObjective) -> str:
     """Say which solver ``solver="auto"`` takes for a problem, and why the others do not serve.
 
-    The whole decision is the table ``SELECTION``, with the numbers of :class:`AutoOptions`.
+    The whole decision is the table ``SELECTION``, with the prices of :mod:`convexformer.solvers.cost` on a CPU and the
+    numbers of :class:`AutoOptions` on a GPU.
     """
     objective = problem if isinstance(problem, Objective) else problem.objective
     chosen = select(objective)
+    predicted = _predicted(objective)
     lines = [f"solver='auto' takes {chosen!r}: {SOLVERS[chosen].works_on}.", ""]
     for name, solver in SOLVERS.items():
         missing = solver.requires(objective)
         state = (
             f"does not serve: it {missing}" if missing is not None else "chosen" if name == chosen else "serves, too"
         )
-        lines.append(f"{name:12} {state}")
+        seconds = f", predicted {predicted[name]:.2g} s" if missing is None and name in predicted else ""
+        lines.append(f"{name:12} {state}{seconds}")
     after = ", then ".join(repr(solver.name) for solver in successors(chosen, objective))
     lines += ["", f"If it stalls, it hands over to {after}."] if after else []
     values = ", ".join(f"{name} = {value:,}" for name, value in vars(AutoOptions()).items())
+    if predicted:
+        lines += ["", *explain_prediction(objective)]
     return "\n".join([*lines, "", "The first row that applies:", SELECTION.strip("\n"), values])
+
+
+def _predicted(objective: Objective) -> dict[str, float]:
+    """Predicted seconds by solver; none on a GPU, whose prices are others."""
+    return {} if objective.like.is_cuda else predicted_seconds(objective)
 
 
 def _or(names: list[str]) -> str:

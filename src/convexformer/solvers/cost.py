@@ -1,0 +1,177 @@
+"""What a solve costs: predicted CPU seconds of each solver, from counts of operations and a look at the features.
+
+A prediction is a sum of a few counts at measured prices, times a growth of the iterations::
+
+    seconds = anisotropy^power * (overhead + a * products + b * outputs + c * spectra + d * thresholds)
+
+First-order methods take more iterations the further the features are from equal singular values; solvers that use the
+curvature hardly do. Prices are those of a solve to a relative gap of 1e-3 on one thread; ``benchmarks/real/run.py
+--fit-auto`` fits them to a race on real tokens and prints the table ``PRICES``. They need not be right on another machine:
+only their ratios decide.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, fields
+from typing import final
+
+import torch
+
+from convexformer.gauges import Factored, Sliced
+from convexformer.objective import Objective
+from convexformer.operators import BilinearOperator
+from convexformer.solvers.base import Workspace
+from convexformer.solvers.working_set import compiled
+
+
+@final
+@dataclass(frozen=True)
+class Counts:
+    """How large an objective is, in the units that prices are for."""
+
+    overhead: float = 1.0
+    """One solve."""
+    products: float = 0.0
+    """1e9 multiply-adds of a product with dense weights, rows x weights; of the data of a bilinear operator x outputs."""
+    outputs: float = 0.0
+    """1e6 outputs, rows x c: the loss, its intercept and its curvature."""
+    spectra: float = 0.0
+    """1e9 multiply-adds of the Gram matrices of all token slices and of their spectra, ``s d^2 (R + d)``."""
+    thresholds: float = 0.0
+    """1e9 multiply-adds of the singular values of dense weights, weights x short side; zero without a nuclear norm."""
+    anisotropy: float = 1.0
+    """See :func:`anisotropy`."""
+
+
+@final
+@dataclass(frozen=True)
+class Prices:
+    """Seconds of a solver for one of each of :class:`Counts`, and how its iterations grow with the anisotropy."""
+
+    overhead: float = 0.0
+    products: float = 0.0
+    outputs: float = 0.0
+    spectra: float = 0.0
+    thresholds: float = 0.0
+    power: float = 0.0
+
+    def shares(self, counts: Counts) -> dict[str, float]:
+        """Return the seconds of each count, by name."""
+        growth = counts.anisotropy**self.power
+        return {name: growth * getattr(counts, name) * getattr(self, name) for name in PRICED}
+
+    def seconds(self, counts: Counts) -> float:
+        """Return all seconds."""
+        return sum(self.shares(counts).values())
+
+
+PRICED = tuple(field.name for field in fields(Prices))[:-1]
+
+PRICES: dict[str, dict[str, Prices]] = {
+    "groups": {
+        "fista": Prices(overhead=0.17, products=12, outputs=14, power=0.5),
+        "working_set": Prices(overhead=0.062, products=35, outputs=22, spectra=0.27),
+    },
+    "groups, squared loss": {
+        "fista": Prices(overhead=0.016, products=34, outputs=12, power=0.25),
+        "working_set": Prices(overhead=0.01, products=18, outputs=20, spectra=0.055, power=0.25),
+    },
+    "nuclear": {
+        "fista": Prices(overhead=0.011, outputs=17, power=0.75),
+        "staircase": Prices(overhead=0.021, products=0.23, outputs=19, thresholds=860, power=0.25),
+    },
+    "nuclear, token slices": {
+        "fista": Prices(overhead=0.05, outputs=22, power=0.75),
+        "staircase": Prices(overhead=0.053, products=48, outputs=94, power=0.25),
+        "working_set": Prices(overhead=0.74, products=100),
+    },
+}
+"""By kind of objective and solver (63 fits of ``benchmarks/real/run.py --suite sizes``, beta .1 and .01)."""
+
+_ANISOTROPY: Workspace[float] = Workspace()
+
+
+def predicted_seconds(objective: Objective) -> dict[str, float]:
+    """Return the predicted CPU seconds of each solver that ``PRICES`` has for this kind of objective."""
+    table = PRICES.get(kind(objective), {})
+    if not table:
+        return {}
+    counts = count(objective)
+    return {name: prices.seconds(counts) for name, prices in table.items()}
+
+
+def kind(objective: Objective) -> str:
+    """Return the row of ``PRICES`` that an objective belongs to."""
+    penalty = objective.penalty
+    if isinstance(penalty, Sliced) and penalty.column_groups:
+        if not compiled.available:  # working sets then have no block descent
+            return "groups, nothing compiled"
+        return "groups, squared loss" if objective.loss.quadratic else "groups"
+    if not isinstance(penalty, Factored):
+        return "other"
+    if isinstance(objective.operator, BilinearOperator):
+        return "nuclear, bilinear"
+    return "nuclear, token slices" if objective.operator.token_features() is not None else "nuclear"
+
+
+def count(objective: Objective) -> Counts:
+    """Count the operations of an objective; costs two products with the operator the first time."""
+    rows, c = objective.targets.shape
+    shape, parts = objective.weight_shape, objective.operator.token_features()
+    weights, bilinear = math.prod(shape), isinstance(objective.operator, BilinearOperator)
+    features = weights // c
+    if objective.loss.quadratic and not objective.intercept and 2 * features <= rows:
+        rows = features  # the squared loss is compressed
+    products = objective.operator.data_size * c if bilinear else rows * weights
+    spectra = 0
+    if parts is not None:
+        _, s, d = parts.features.shape
+        spectra = s * d * d * (rows + d)
+    thresholds = weights * min(shape[-2:]) if isinstance(objective.penalty, Factored) else 0
+    return Counts(
+        products=products / 1e9,
+        outputs=rows * c / 1e6,
+        spectra=spectra / 1e9,
+        thresholds=thresholds / 1e9,
+        anisotropy=1.0 if bilinear else anisotropy(objective),
+    )
+
+
+def anisotropy(objective: Objective) -> float:
+    """Estimate ``n tr(K^2) / tr(K)^2`` of ``K = A^T A``, the features centred where there is an intercept; at least 1.
+
+    One for features with equal singular values, ``n`` where a single one dwarfs the others. By one random probe ``z``
+    (Hutchinson 1990): ``|A z|^2`` is ``tr(K)`` and ``|A^T A z|^2`` is ``tr(K^2)`` on average.
+    """
+
+    def estimate() -> float:
+        generator = torch.Generator().manual_seed(0)
+        z = torch.randn(objective.weight_shape, generator=generator, dtype=torch.float64).to(objective.like)
+        outputs = objective.apply(z)
+        if objective.intercept:
+            total = objective.rows.sum(outputs.new_ones(len(outputs)))
+            outputs = outputs - objective.rows.sum(outputs) / total
+        trace = float(objective.rows.dot(outputs, outputs))
+        square = float(objective.adjoint(outputs).square().sum())
+        found = z.numel() * square / trace**2 if 0 < trace**2 < math.inf else 1.0
+        return max(1.0, found) if math.isfinite(found) else 1.0
+
+    with torch.no_grad():
+        return _ANISOTROPY.get(objective.operator, estimate, objective.intercept)
+
+
+def explain_prediction(objective: Objective) -> list[str]:
+    """Return the terms of the predictions, line by line: the counts, and the seconds that they cost each solver."""
+    counts, table = count(objective), PRICES.get(kind(objective), {})
+    shares = {name: prices.shares(counts) for name, prices in table.items()}
+    lines = [
+        f"CPU seconds to a relative gap of 1e-3 on one thread, objectives of the kind '{kind(objective)}':",
+        f"{'':12}{'count':>10}" + "".join(f"{name:>14}" for name in table),
+    ]
+    lines += [
+        f"{name:12}{getattr(counts, name):10.3g}" + "".join(f"{shares[solver][name]:14.2g}" for solver in table)
+        for name in PRICED
+    ]
+    growth = "".join(f"{counts.anisotropy**prices.power:14.2g}" for prices in table.values())
+    return [*lines, f"{'anisotropy':12}{counts.anisotropy:10.3g}{growth}  (a factor, counted in the lines above)"]
