@@ -17,3 +17,10 @@ def test_the_examples_of_a_page_run_one_after_the_other(page, capsys):
     for number, block in enumerate(blocks):
         exec(compile(block, f"{page}, block {number}", "exec"), names)
     assert "solver='auto' takes" in capsys.readouterr().out
+
+
+def test_the_examples_of_which_head_run(capsys):
+    names: dict[str, object] = {"__name__": "docs"}
+    for number, block in enumerate(BLOCK.findall((DOCS / "which-head.md").read_text())):
+        exec(compile(block, f"which-head.md, block {number}", "exec"), names)
+    assert "scikit-learn LogisticRegression" in capsys.readouterr().out
