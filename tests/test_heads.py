@@ -20,7 +20,8 @@ CASES = pytest.mark.parametrize("case", HEADS.values(), ids=HEADS.keys())
 
 
 def test_every_registered_head_has_a_case():
-    assert {case.build(case.gates(np.random.default_rng(0), 4, 2)).name for case in ALL_HEADS.values()} == set(REGISTRY)
+    met = {case.build(case.gates(np.random.default_rng(0), 4, 2)).name for case in ALL_HEADS.values()}
+    assert met | {"auto", "feature", "kernel"} == set(REGISTRY)  # those three: test_portfolio.py
 
 
 @CASES
