@@ -9,7 +9,7 @@ import math
 import numbers
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import final
+from typing import Protocol, final
 
 import torch
 from torch import Tensor
@@ -260,6 +260,17 @@ class Objective:
             self.derived.factored = FactoredView(self.operator)
         view = replace(self, operator=self.derived.factored)
         return view.with_exact(lambda: self.reference().factored())
+
+
+class HasObjective(Protocol):
+    """A problem, as far as solvers and certificates look at it."""
+
+    objective: Objective
+
+
+def objective_of(thing: Objective | HasObjective) -> Objective:
+    """Return an objective itself, and that of a problem."""
+    return thing if isinstance(thing, Objective) else thing.objective
 
 
 def check_beta(beta: float, name: str = "beta") -> None:

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from convexformer.certificates.certificate import Certificate
 from convexformer.gauges import Polar
-from convexformer.objective import Evaluation, Objective
+from convexformer.objective import Evaluation, HasObjective, Objective, objective_of
 from convexformer.operators import ImplicitMatrix, LowRank
 from convexformer.weights import Operand, Weights
 
@@ -80,9 +80,12 @@ def dual_value(
     return value(best), best
 
 
-def certificate(objective: Objective, weights: Weights) -> Certificate:
-    """Return the certificate of a point, recomputed in float64 from the weights and the data alone."""
-    objective = objective.reference()
+def certificate(problem: Objective | HasObjective, weights: Weights) -> Certificate:
+    """Return the certificate of a point, recomputed in float64 from the weights and the data alone.
+
+    ``problem`` is an objective, or a problem that has one.
+    """
+    objective = objective_of(problem).reference()
     weights = weights.to(device=objective.targets.device, dtype=torch.float64)
     if weights.shape != objective.weight_shape:
         raise ValueError(f"the weights have shape {weights.shape}; this problem expects {objective.weight_shape}.")
