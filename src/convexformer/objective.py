@@ -90,6 +90,11 @@ class Objective:
     # ------------------------------------------------------------------ sizes
 
     @property
+    def n_rows(self) -> int:
+        """The number of rows of all processes."""
+        return len(self.targets) if self.rows.in_process else int(self.rows.sum(torch.ones_like(self.sample_weight)))
+
+    @property
     def n_outputs(self) -> int:
         """c, the number of outputs of a row."""
         return self.targets.shape[1]

@@ -159,7 +159,7 @@ def _rounding(objective: Objective, at: Evaluation, point: DualPoint, outputs: T
     rows, w = objective.rows, objective.sample_weight
     terms = float(rows.dot(w, objective.loss.conjugate(point.scale * at.U, objective.targets).abs()))
     # sums over samples and singular values of large matrices round more than small ones
-    growth = math.sqrt(max(float(rows.sum(torch.ones_like(w))), *objective.weight_shape))
+    growth = math.sqrt(max(objective.n_rows, *objective.weight_shape))
     slack = (64 + growth) * FLOAT64_EPS * (abs(primal) + terms)
     if at.intercept is not None:
         # what rounding leaves of sum_i v_i = 0 is subtracted evenly from all rows; by convexity of the conjugate that

@@ -62,7 +62,7 @@ def select(objective: Objective, options: AutoOptions = AutoOptions()) -> str:  
     if (
         "staircase" not in serving
         and "fista" in serving
-        and len(objective.targets) * math.prod(shape) <= options.few_products
+        and objective.n_rows * math.prod(shape) <= options.few_products
     ):
         return "fista"
     predicted = _predicted(objective)
