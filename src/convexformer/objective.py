@@ -9,7 +9,7 @@ import math
 import numbers
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, final
+from typing import TYPE_CHECKING, Protocol, final
 
 import torch
 from torch import Tensor
@@ -92,6 +92,11 @@ class Objective:
             object.__setattr__(self, "derived", _Derived(self))
 
     # ------------------------------------------------------------------ sizes
+
+    @property
+    def n_rows(self) -> int:
+        """The number of rows of all processes."""
+        return len(self.targets) if self.rows.in_process else int(self.rows.sum(torch.ones_like(self.sample_weight)))
 
     @property
     def n_outputs(self) -> int:
@@ -270,6 +275,17 @@ class Objective:
             self.derived.factored = FactoredView(self.operator)
         view = replace(self, operator=self.derived.factored)
         return view.with_exact(lambda: self.reference().factored())
+
+
+class HasObjective(Protocol):
+    """A problem, as far as solvers and certificates look at it."""
+
+    objective: Objective
+
+
+def objective_of(thing: Objective | HasObjective) -> Objective:
+    """Return an objective itself, and that of a problem."""
+    return thing if isinstance(thing, Objective) else thing.objective
 
 
 def check_beta(beta: float, name: str = "beta") -> None:

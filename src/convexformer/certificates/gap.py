@@ -20,7 +20,7 @@ from torch import Tensor
 
 from convexformer.certificates.certificate import Certificate
 from convexformer.gauges import Polar
-from convexformer.objective import Evaluation, Objective
+from convexformer.objective import Evaluation, HasObjective, Objective, objective_of
 from convexformer.operators import ImplicitMatrix, LowRank
 from convexformer.weights import Operand, Weights
 
@@ -81,9 +81,12 @@ def dual_value(objective: Objective, at: Evaluation, limit: float, M: DualMatrix
     return value(best), best
 
 
-def certificate(objective: Objective, weights: Weights) -> Certificate:
-    """Return the certificate of a point, recomputed in float64 from the weights and the data alone."""
-    objective = objective.reference()
+def certificate(problem: Objective | HasObjective, weights: Weights) -> Certificate:
+    """Return the certificate of a point, recomputed in float64 from the weights and the data alone.
+
+    ``problem`` is an objective, or a problem that has one.
+    """
+    objective = objective_of(problem).reference()
     weights = weights.to(device=objective.targets.device, dtype=torch.float64)
     if weights.shape != objective.weight_shape:
         raise ValueError(f"the weights have shape {weights.shape}; this problem expects {objective.weight_shape}.")
@@ -158,7 +161,7 @@ def _rounding(objective: Objective, at: Evaluation, point: DualPoint, outputs: T
     rows, w = objective.rows, objective.sample_weight
     terms = float(rows.dot(w, objective.loss.conjugate(point.scale * at.U, objective.targets).abs()))
     # sums over samples and singular values of large matrices round more than small ones
-    growth = math.sqrt(max(float(rows.sum(torch.ones_like(w))), *objective.weight_shape))
+    growth = math.sqrt(max(objective.n_rows, *objective.weight_shape))
     slack = (64 + growth) * FLOAT64_EPS * (abs(primal) + terms)
     if at.intercept is not None:
         # what rounding leaves of sum_i v_i = 0 is subtracted evenly from all rows; by convexity of the conjugate that

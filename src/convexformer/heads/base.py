@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple, final
 
+import torch
 from torch import Tensor, nn
 
 from convexformer.data import TokenDataset
@@ -128,6 +129,11 @@ class Head(ABC):
                 f"Y is per token, but the {self.name} head has one output per sample. Pass targets (N,) or (N, c), "
                 "or choose a head with token outputs such as 'mlp'."
             )
+
+    def weight_shape(self, layout: Layout) -> tuple[int, ...]:
+        """Return the shape of ``Z``, here from a sample of zeros: shapes never depend on the data."""
+        probe = TokenDataset(torch.zeros((1, layout.n_tokens, layout.width), dtype=torch.float64))
+        return self.operator(probe, layout).weight_shape
 
     def label(self) -> str:
         """Return a few words that tell this head from others in a table."""

@@ -147,9 +147,7 @@ class Sum(Head):
         return [1.0] * len(self.heads) if self.weights == "equal" else list(self.weights)
 
     def _shapes(self, layout: Layout) -> list[tuple[int, ...]]:
-        """Weight shapes of the parts, from a sample of zeros: shapes never depend on the data."""
-        probe = TokenDataset(torch.zeros((1, layout.n_tokens, layout.width), dtype=torch.float64))
-        return [head.operator(probe, layout).weight_shape for head in self.heads]
+        return [head.weight_shape(layout) for head in self.heads]
 
     def _split(self, Z: Tensor, layout: Layout) -> list[Tensor]:
         shapes = self._shapes(layout)

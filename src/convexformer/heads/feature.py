@@ -96,6 +96,10 @@ class Feature(_OnFeature):
         """By ``decay``."""
         return {"ridge": Ridge, "frobenius": FrobeniusNorm, "nuclear": NuclearNorm}[self.decay]()
 
+    def weight_shape(self, layout: Layout) -> tuple[int, ...]:
+        """``(p, c)``."""
+        return (self._fitted_feature().n_outputs, layout.n_outputs)
+
     def recover(self, weights: Weights, layout: Layout) -> FeatureNetwork:
         """Return a linear layer on the map."""
         return FeatureNetwork(
@@ -106,7 +110,7 @@ class Feature(_OnFeature):
         """Return the layer's weights, after checking sizes."""
         if not isinstance(network, FeatureNetwork):
             raise mismatch(self.name, self.decay, f"it is a {type(network).__name__}, not a FeatureNetwork")
-        expected = (self._fitted_feature().n_outputs, layout.n_outputs)
+        expected = self.weight_shape(layout)
         if tuple(network.weight.shape) != expected or network.decay_kind != self.decay:
             raise mismatch(self.name, self.decay, f"its sizes (p, c) are {tuple(network.weight.shape)}, not {expected}")
         return network.lift()
@@ -179,7 +183,7 @@ class Kernel(_OnFeature):
         column, total = raw.mean(0), raw.mean()
         diagonal = (raw.diagonal() - 2 * column + total).mean()
         state = {
-            "centers": phi,
+            "centers": phi.detach(),  # the same numbers; inner products kept for phi die with the training tokens
             "column_mean": column,
             "total_mean": total,
             "unit": torch.where(diagonal > 0, 1 / diagonal, torch.ones_like(diagonal)),
@@ -200,7 +204,8 @@ class Kernel(_OnFeature):
         """``K`` of these samples and the training samples."""
         state, phi = self._state(), self._fitted_feature().normalised(tokens)
         centers = state["centers"].to(phi)
-        trains = phi.shape == centers.shape and (phi is centers or bool(torch.allclose(phi, centers, 1e-4, 1e-6)))
+        same = phi.data_ptr() == centers.data_ptr()
+        trains = phi.shape == centers.shape and (same or bool(torch.allclose(phi, centers, 1e-4, 1e-6)))
         if trains:
             centers = phi  # the same up to precision
         K = centred(self._raw(phi, centers), state["column_mean"].to(phi), state["total_mean"].to(phi))
@@ -208,6 +213,10 @@ class Kernel(_OnFeature):
         if trains:
             K = (K + K.T).mul_(0.5)
         return KernelOperator(K, layout.n_outputs, trains=trains, dtype=phi.dtype)
+
+    def weight_shape(self, layout: Layout) -> tuple[int, ...]:
+        """``(N, c)``."""
+        return (len(self._state()["centers"]), layout.n_outputs)
 
     def recover(self, weights: Weights, layout: Layout) -> KernelNetwork:
         """Return a kernel machine."""
@@ -220,7 +229,7 @@ class Kernel(_OnFeature):
         """Return the coefficients, after checking sizes."""
         if not isinstance(network, KernelNetwork):
             raise mismatch(self.name, self.decay, f"it is a {type(network).__name__}, not a KernelNetwork")
-        expected = (len(self._state()["centers"]), layout.n_outputs)
+        expected = self.weight_shape(layout)
         if tuple(network.alpha.shape) != expected or network.decay_kind != self.decay:
             raise mismatch(self.name, self.decay, f"its sizes (N, c) are {tuple(network.alpha.shape)}, not {expected}")
         return network.lift()

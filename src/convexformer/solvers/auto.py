@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Protocol, final
+from typing import final
 
-from convexformer.objective import Objective
+from convexformer.objective import HasObjective, Objective, objective_of
 from convexformer.operators import BilinearOperator
 from convexformer.solvers.base import Solver
 from convexformer.solvers.block_newton import BlockNewton
@@ -32,12 +32,6 @@ any     anything else         any       otherwise                        the fir
 
 HAND_OVER = ("working_set", "staircase", "fista")
 """Who goes on when a solver stalls under ``solver="auto"``: see :func:`successors`."""
-
-
-class HasObjective(Protocol):
-    """A problem, as :func:`explain` takes it."""
-
-    objective: Objective
 
 
 @final
@@ -74,7 +68,7 @@ def select(objective: Objective, options: AutoOptions = AutoOptions()) -> str:  
     if (
         "staircase" not in serving
         and "fista" in serving
-        and len(objective.targets) * math.prod(shape) <= options.few_products
+        and objective.n_rows * math.prod(shape) <= options.few_products
     ):
         return "fista"
     predicted = _predicted(objective)
@@ -117,7 +111,7 @@ def explain(problem: Objective | HasObjective) -> str:
     The whole decision is the table ``SELECTION``, with the prices of :mod:`convexformer.solvers.cost` on a CPU and the
     numbers of :class:`AutoOptions` on a GPU.
     """
-    objective = problem if isinstance(problem, Objective) else problem.objective
+    objective = objective_of(problem)
     chosen = select(objective)
     predicted = _predicted(objective)
     lines = [f"solver='auto' takes {chosen!r}: {SOLVERS[chosen].works_on}.", ""]

@@ -117,7 +117,7 @@ def kind(objective: Objective) -> str:
 
 def count(objective: Objective) -> Counts:
     """Count the operations of an objective; costs two products with the operator the first time."""
-    rows, c = objective.targets.shape
+    rows, c = objective.n_rows, objective.n_outputs
     shape, parts = objective.weight_shape, objective.operator.token_features()
     weights, bilinear = math.prod(shape), isinstance(objective.operator, BilinearOperator)
     features = weights // c

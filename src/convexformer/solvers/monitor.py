@@ -18,6 +18,7 @@ from torch import Tensor
 from convexformer.certificates import Certificate, DualPoint, certificate, dual_point
 from convexformer.clock import Clock
 from convexformer.objective import Evaluation, Objective
+from convexformer.operators import BilinearOperator, LowRank
 from convexformer.progress import GapBar
 from convexformer.solvers.checkpoint import Checkpoint
 from convexformer.solvers.status import Record, Status
@@ -25,6 +26,7 @@ from convexformer.weights import Operand, Weights
 
 Callback = Callable[[Record, Weights], object]
 
+DENSE_WEIGHTS = 1 << 24  # entries up to which factors are returned as one tensor, for operators on dense weights
 CHECK_EVERY = 10  # iterations between gap checks
 STALL_CHECKS = 60  # gap checks without progress after which a float64 solve has stalled; a sixth of them in float32
 FASTER_ELSEWHERE = 1e-3  # with another solver at hand, a check must lower the objective by this share of the gap
@@ -143,12 +145,12 @@ class Monitor:
         When the time is up the point is certified instead, and :class:`TimeUp` ends the solver.
         """
         if self.late and not self._done:
-            self._certify_last(Weights(Z, at.intercept))
+            self._certify_last(self._weights(Z, at))
             raise TimeUp
         objective = self.objective
         point = dual_point(objective, at, quick=True)
         primal = float(at.value) + objective.beta * float(objective.penalty.value(Z))
-        weights = Weights(Z, at.intercept)
+        weights = self._weights(Z, at)
         relative = (primal - point.value) / max(abs(primal), 1e-300)
         self._keep(weights, primal, relative)
         if relative <= self.tolerance and self._confirmed(weights):
@@ -157,6 +159,13 @@ class Monitor:
             self._stop(Status.STALLED)
         self._show(weights, primal, point.value, relative)
         return point
+
+    def _weights(self, Z: Operand, at: Evaluation) -> Weights:
+        """Factors stay factors where the operator works on them; for a dense operator ``Z`` is one tensor again."""
+        bilinear = isinstance(self.whole.operator, BilinearOperator)
+        if isinstance(Z, LowRank) and not bilinear and math.prod(Z.shape) <= DENSE_WEIGHTS:
+            return Weights(Z.dense(), at.intercept)
+        return Weights(Z, at.intercept)
 
     def _certify_last(self, weights: Weights) -> None:
         """End with the point at hand, unless the best one checked before had less than half its gap."""

@@ -152,9 +152,10 @@ class _Walk:
             point = point_at(rough, point.Z.to(dtype=dtype), point.outputs.to(dtype), point.evaluation.intercept)
             if self.by_bursts:
                 point = self._descend_by_bursts(rough, point, dual.polar.value)
-                grown = grow(rough, point, rough.dual_matrix(point.evaluation.V), 1.0, self.options)
+                late = self.monitor.late
+                grown = None if late else grow(rough, point, rough.dual_matrix(point.evaluation.V), 1.0, self.options)
                 point = point if grown is None else grown
-                if point.Z.n_terms:
+                if point.Z.n_terms and not late:
                     goal, longest = self.options.coarse_gap, self.options.longest_burst
                     point, _ = burst(rough, point, self.monitor, self.steps, goal, longest, self.options)
             else:
@@ -171,6 +172,8 @@ class _Walk:
             rung = objective.at(beta)
             point = point_at(rung, point.Z, point.outputs, point.evaluation.intercept)
             for _ in range(self.options.rung_rounds):
+                if self.monitor.late:
+                    return point
                 dual = dual_point(rung, point.evaluation, quick=True)
                 gap = (float(point.value) - dual.value) / max(abs(float(point.value)), 1e-300)
                 if gap <= self.options.rung_gap:
@@ -188,7 +191,7 @@ class _Walk:
         """Walk down from ``beta_max`` by the factor ``ladder``, roughly, and end at the objective's own beta."""
         ratio = self.options.ladder
         beta = ratio * beta_max
-        while beta > objective.beta / ratio**0.5:
+        while beta > objective.beta / ratio**0.5 and not self.monitor.late:
             rung = objective.at(beta)
             point = point_at(rung, point.Z, point.outputs, point.evaluation.intercept)
             grown = grow(rung, point, rung.dual_matrix(point.evaluation.V), 1.0, self.options)
