@@ -49,7 +49,6 @@ class BlockDescent(WorkingSetStep):
         self.R = np.empty((Z.shape[-1], len(self.divisor)))
         self.S = self.R
         self.newton = NewtonSchedule(options.newton)
-        self.slow = options.newton.slow_quadratic if objective.loss.quadratic else options.newton.slow
         self._take(at)
 
     def round(self, slices: np.ndarray, at: StepContext, tolerance: float, late: Callable[[], bool]) -> Tensor:
@@ -94,8 +93,12 @@ class BlockDescent(WorkingSetStep):
             left = self._gap(groups)
             if left <= tolerance:
                 break
-            self.newton.sweeps_are_slow = left > self.slow * least
+            slow = left > self.options.newton.slow * least
             least, patience = (left, self.options.patience) if left < 0.95 * least else (least, patience - 1)
+            idle = self.options.patience - patience
+            self.newton.sweeps_are_slow = (
+                idle >= self.options.newton.idle_quadratic if self.objective.loss.quadratic else slow
+            )
         d, c = self.shape[-2:]
         Z = torch.from_numpy(self.Z.copy()).view(*self.shape[:-2], c, d).transpose(-1, -2)
         return Z.to(self.objective.operator.like.dtype).contiguous()

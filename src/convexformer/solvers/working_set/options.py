@@ -25,8 +25,9 @@ class NewtonOptions:
     settled: float = 0.03
     """Newton's method waits until the support changes by at most this fraction in a round."""
     slow: float = 0.5
-    slow_quadratic: float = 0.95
     """Newton's method takes over where a round of sweeps leaves more than this fraction of the gap."""
+    idle_quadratic: int = 3
+    """For a quadratic loss, whose sweeps are exact: where so many rounds in a row leave the gap as it was."""
     sweeps: int = 2
     """Sweeps between two Newton steps that go well: enough to see the support change."""
 
