@@ -174,7 +174,7 @@ def test_bursts_that_make_no_headway_give_way_to_newton(monkeypatch):
 def test_dying_terms_are_dropped_and_living_ones_kept():
     problem = labels_problem("mlp", ratio=0.2)
     solution = cf.solve(problem, tolerance=1e-8, solver="staircase")
-    objective, Z = problem.objective.factored(), solution.weights.Z
+    objective, Z = problem.objective.factored(), LowRank.of(solution.dense())
     g = torch.Generator().manual_seed(0)
     noise = [1e-2 * torch.randn((1, n), generator=g, dtype=torch.float64) for n in Z.shape]
     more = Z.append(*noise, torch.zeros(1, dtype=torch.int64)).balanced()
@@ -209,5 +209,5 @@ def test_warm_starts_at_small_betas_cost_little():
     warm = cf.solve(problem, tolerance=1e-6, solver="staircase", warm_start=near)
     assert warm.n_iter < cold.n_iter
     assert warm.objective == pytest.approx(cold.objective, rel=2e-6)
-    again = cf.solve(problem, tolerance=1e-6, solver="staircase", warm_start=Weights(warm.weights.Z.dense()))
+    again = cf.solve(problem, tolerance=1e-6, solver="staircase", warm_start=Weights(warm.dense()))
     assert again.objective == pytest.approx(cold.objective, rel=2e-6)

@@ -144,15 +144,16 @@ def _contradicts(objective: Objective, at: Evaluation, M: DualMatrix, outputs: T
 
 def _inner(M: DualMatrix, Z: Operand) -> tuple[float, float]:
     """``<M, Z>``, and the sum of the absolute values of its terms."""
-    if isinstance(M, Tensor):
-        dense = Z.dense() if isinstance(Z, LowRank) else Z
-        terms = M * dense
-    elif isinstance(M, ImplicitMatrix) and isinstance(Z, LowRank):
-        products = [(M.matvec(Z.V[own], b) * Z.U[own]).sum(1) for b, own in Z.spans()]
-        terms = torch.cat(products) if products else M.like.new_zeros(1)
+    if isinstance(Z, LowRank) and isinstance(M, (Tensor, ImplicitMatrix)):
+        slices = M.reshape(-1, *M.shape[-2:]) if isinstance(M, Tensor) else None
+        products = []
+        for b, own in Z.spans():
+            MV = Z.V[own] @ slices[b].T if slices is not None else M.matvec(Z.V[own], b)  # type: ignore[union-attr]
+            products.append((MV * Z.U[own]).sum(1))
+        terms = torch.cat(products) if products else Z.U.new_zeros(1)
     else:
         dense = Z.dense() if isinstance(Z, LowRank) else Z
-        terms = M.dense().reshape(dense.shape) * dense
+        terms = (M if isinstance(M, Tensor) else M.dense().reshape(dense.shape)) * dense
     return float(terms.sum()), float(terms.abs().sum())
 
 
