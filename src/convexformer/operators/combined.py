@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from convexformer.operators.base import DualMatrix
 
 
+LOOKED_AT = 1 << 12  # weights from which parts that are zero are looked for on a CPU; a look would sync a GPU
+
+
 @final
 class SumOperator(Operator):
     """``A Z = sum_k A_k Z_k`` with ``Z`` the flattened ``Z_k`` one after the other."""
@@ -44,7 +47,7 @@ class SumOperator(Operator):
     def apply(self, Z: Tensor) -> Tensor:
         """Add the outputs of the parts that are not zero."""
         pairs = list(zip(self.parts, Z.split(self.sizes), strict=True))
-        if not Z.is_cuda:
+        if not Z.is_cuda and Z.numel() >= LOOKED_AT:
             pairs = [(part, piece) for part, piece in pairs if bool(piece.any())] or pairs[:1]
         return sum(part.apply(piece.view(part.weight_shape)) for part, piece in pairs)  # type: ignore[return-value]
 

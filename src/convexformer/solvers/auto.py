@@ -19,8 +19,8 @@ SOLVERS: dict[str, Solver] = {solver.name: solver for solver in (Fista(), Stairc
 
 SELECTION = """
 device  penalty               operator  condition                        solver
-any     norms and ridges      features  no prox, or rows <= weights of   block_newton
-                                        one output, and rows fit
+any     norms and ridges      features  no prox, or more weights of one  block_newton
+                                        output than rows, and not tiny
 CPU     nuclear norm          bilinear  weights > few_weights            staircase
 any     no nuclear norm       any       rows x weights <= few_products   fista
 CPU     priced (solvers.cost) any       least predicted seconds          fista, staircase or working_set
@@ -59,8 +59,9 @@ def select(objective: Objective, options: AutoOptions = AutoOptions()) -> str:  
     if not serving:
         raise ValueError(f"no solver serves this objective: {'; '.join(f'{n} {r}' for n, r in missing.items())}.")
     shape = objective.weight_shape
-    wide = objective.targets.numel() <= math.prod(shape)
-    if "block_newton" in serving and (wide or not objective.penalty.proximal):
+    tiny = objective.n_rows * math.prod(shape) <= options.few_products
+    wide = objective.n_rows * objective.n_outputs <= math.prod(shape)
+    if "block_newton" in serving and ((wide and not tiny) or not objective.penalty.proximal):
         return "block_newton"
     if isinstance(objective.operator, BilinearOperator):
         pays = math.prod(shape) > options.few_weights
@@ -68,11 +69,7 @@ def select(objective: Objective, options: AutoOptions = AutoOptions()) -> str:  
         pays = objective.like.is_cuda and min(shape[-2:]) > options.short_side
     if "staircase" in serving and pays:
         return "staircase"
-    if (
-        "staircase" not in serving
-        and "fista" in serving
-        and objective.n_rows * math.prod(shape) <= options.few_products
-    ):
+    if "staircase" not in serving and "fista" in serving and tiny:
         return "fista"
     predicted = _predicted(objective)
     priced = {name: predicted[name] for name in serving if name in predicted}
