@@ -216,7 +216,7 @@ def test_small_betas_from_zero(data):
         assert cf.solve(problem, tolerance=1e-4).certificate.meets(1e-4)
 
 
-def test_float32_is_certified_in_float64(data):
+def test_a_portfolio_in_float32_is_certified_in_float64(data):
     X, y, mask = data
     problem = cf.Problem(HEADS["norms"], X, y, beta_ratio=0.05, mask=mask, intercept=True, dtype=torch.float32)
     solution = cf.solve(problem, tolerance=1e-3)

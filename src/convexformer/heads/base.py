@@ -78,7 +78,7 @@ class Head(ABC):
         A head defines this, or :meth:`operator` and :meth:`penalty` where the two share no work.
         """
         if type(self).operator is Head.operator or type(self).penalty is Head.penalty:
-            raise NotImplementedError(f"{type(self).__name__} must define program(), or operator() and penalty().")
+            raise TypeError(f"{type(self).__name__} must define program(), or operator() and penalty().")
         return Program(self.operator(tokens, layout), self.penalty(tokens, layout))
 
     def operator(self, tokens: TokenDataset, layout: Layout) -> Operator:

@@ -11,17 +11,8 @@ from typing import Any
 
 import numpy as np
 
-try:
-    from numba import njit
-except ImportError:  # pragma: no cover  (the solver is then not offered, see ``available``)
-
-    def njit(*args: Any, **options: Any) -> Any:  # type: ignore[no-redef]
-        """Stand in for the compiler, so that the module can be imported."""
-        return args[0] if args else lambda function: function
-
-    available = False
-else:
-    available = True
+from convexformer.jit import available as available
+from convexformer.jit import njit
 
 NEWTON_STEPS = 50
 GATHERED_ROWS = 4096  # rows gathered at a time
