@@ -23,7 +23,7 @@ class Pairs(NamedTuple):
 
     @classmethod
     def none(cls, g: Tensor, places: int = 0) -> Pairs:
-        """No pairs yet, in so many places."""
+        """No pairs yet; room for ``places`` of them."""
         return cls(g.new_zeros((places, len(g))), g.new_zeros((places, len(g))))
 
     def updated(self, s: Tensor, y: Tensor, memory: int, *, sync_free: bool = False) -> Pairs:

@@ -32,7 +32,7 @@ class StaircaseOptions:
     """The relative gap below which weights of high rank may be handed over to FISTA on dense weights."""
     dense_side: int = 64
     dense_entries: int = 1 << 20
-    """That is done for matrices of at least this short side and at most so many entries."""
+    """Only for matrices of at least ``dense_side`` on the short side and at most ``dense_entries`` entries."""
     aim: float = 0.005
     """A burst ends at this fraction of the last duality gap."""
     newton_steps: int = 3

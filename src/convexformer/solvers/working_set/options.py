@@ -27,7 +27,7 @@ class NewtonOptions:
     slow: float = 0.5
     """Newton's method takes over where a round of sweeps leaves more than this fraction of the gap."""
     idle_quadratic: int = 3
-    """For a quadratic loss, whose sweeps are exact: where so many rounds in a row leave the gap as it was."""
+    """For a quadratic loss, whose sweeps are exact: after this many rounds in a row without a smaller gap."""
     sweeps: int = 2
     """Sweeps between two Newton steps that go well: enough to see the support change."""
 
@@ -39,7 +39,7 @@ class WorkingSetOptions:
 
     fewest_slices: int = 16
     first_part: int = 4
-    """The first working set has so many slices, or one in ``first_part`` of all, whichever is more."""
+    """The first working set: ``fewest_slices`` slices, or one in ``first_part`` of all, whichever is more."""
     near: float = 0.9
     """A slice whose polar is below this fraction of beta waits for a later round."""
     widest_token: int = 512
