@@ -42,8 +42,8 @@ class AutoOptions:
     few_weights: int = 1 << 11
     """Entries of a dense ``Z`` up to which thresholding it is cheaper than factors (benchmarks/heads.py, P4 small)."""
     caution: float = 0.6
-    """FISTA is taken where its predicted seconds are below this fraction of another's: conditioning, which prices see
-    but roughly, slows it most (benchmarks/real/run.py and P2 of benchmarks/tokens/run.py)."""
+    """For group norms FISTA is taken where its predicted seconds are below this fraction of another's: conditioning,
+    which prices see but roughly, slows it most (benchmarks/real/run.py and P2 of benchmarks/tokens/run.py)."""
     few_products: int = 1 << 14
     """Rows times weights up to which FISTA is done before block descent is compiled; not for nuclear norms."""
     short_side: int = 16
@@ -73,7 +73,7 @@ def select(objective: Objective, options: AutoOptions = AutoOptions()) -> str:  
         return "fista"
     predicted = _predicted(objective)
     priced = {name: predicted[name] for name in serving if name in predicted}
-    if "fista" in priced:
+    if "fista" in priced and "staircase" not in priced:
         priced["fista"] /= options.caution
     if priced:
         return min(priced, key=lambda name: priced[name])
