@@ -42,8 +42,8 @@ class AutoOptions:
     few_weights: int = 1 << 11
     """Entries of a dense ``Z`` up to which thresholding it is cheaper than factors (benchmarks/heads.py, P4 small)."""
     caution: float = 0.6
-    """For group norms FISTA is taken where its predicted seconds are below this fraction of another's: conditioning,
-    which prices see but roughly, slows it most (benchmarks/real/run.py and P2 of benchmarks/tokens/run.py)."""
+    """FISTA is taken where its predicted seconds are below this fraction of those of working sets: conditioning, which
+    prices see but roughly, slows it most (benchmarks/real/run.py and P2 of benchmarks/tokens/run.py)."""
     few_products: int = 1 << 14
     """Rows times weights up to which FISTA is done before block descent is compiled; not for nuclear norms."""
     short_side: int = 16
@@ -73,10 +73,10 @@ def select(objective: Objective, options: AutoOptions = AutoOptions()) -> str:  
         return "fista"
     predicted = _predicted(objective)
     priced = {name: predicted[name] for name in serving if name in predicted}
-    if "fista" in priced and "staircase" not in priced:
-        priced["fista"] /= options.caution
     if priced:
-        return min(priced, key=lambda name: priced[name])
+        best = min(priced, key=lambda name: priced[name])
+        cautious = best == "fista" and "working_set" in priced
+        return "working_set" if cautious and options.caution * priced["working_set"] < priced["fista"] else best
     return "fista" if "fista" in serving else serving[0]
 
 
