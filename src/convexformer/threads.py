@@ -59,6 +59,13 @@ def tensor_cores() -> Iterator[None]:
         torch.backends.cuda.matmul.allow_tf32 = before
 
 
+def nearest_factors(x: Tensor) -> Tensor:
+    """Round ``x`` to the nearest TF32 numbers where products would cut its digits off, always towards zero."""
+    if not (x.is_cuda and x.dtype == torch.float32 and torch.backends.cuda.matmul.allow_tf32):
+        return x
+    return x.view(torch.int32).add(0x1000).bitwise_and_(~0x1FFF).view(torch.float32)
+
+
 @final
 class AsyncScalars:
     """Numbers copied to the host asynchronously: the copy starts at once, and :meth:`read` waits for it.

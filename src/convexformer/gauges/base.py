@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol, TypeAlias, final, runtime_checkable
@@ -63,6 +63,16 @@ class LinearMap(Protocol):
 
     def block(self, b: int) -> Tensor:
         """``M_b`` as one tensor ``(p, q)``."""
+
+    def blocks(self) -> Iterator[Tensor]:
+        """All blocks, one after another."""
+
+    def rough(self) -> LinearMap:
+        """About the same matrices in float32."""
+
+    @property
+    def forming_work(self) -> float:
+        """Multiplications that forming all blocks takes."""
 
     @property
     def formable(self) -> bool:

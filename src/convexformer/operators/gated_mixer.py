@@ -13,6 +13,7 @@ from convexformer.operators.gated_matrix import GatedMatrixOperator
 from convexformer.operators.gates import Gates, MixerRule, all_gates
 from convexformer.operators.moments import Moments, mixing_moments
 from convexformer.rows import LOCAL, Rows
+from convexformer.threads import nearest_factors
 
 
 @final
@@ -94,17 +95,51 @@ class GatedMixerOperator(GatedMatrixOperator):
                 out[part] += H.mul_(self._gate(b, part).transpose(0, 1)[..., None]).sum(0)
         return out.mean(1) if self.pooled else out.flatten(0, 1)
 
-    def adjoint_block(self, V: Tensor, b: int) -> Tensor:
-        """``M_g[(t, o), (a, c)] = sum_i X_i[t, a] D_g[o, a] R_i[o, c]``: the same products, transposed."""
-        out = V.new_zeros((self.d, self.s, self.s * self.c))  # (a, t, o*c)
+    def _sums(self, V: Tensor, blocks: range) -> Tensor:
+        """``M_g[(t, o), (a, c)] = sum_i X_i[t, a] D_g[o, a] R_i[o, c]``, as ``(g, a, t, o*c)``, pooled ``(g, a, o, t*c)``.
+
+        Pooled, ``R`` has no ``o``: the products ``X R`` are the same for all gates, and a channel is one product of those
+        with the gates, which are zeros and ones.
+        """
+        out = V.new_zeros((len(blocks), self.d, self.s, self.s * self.c))
+        return self._pooled_sums(V, blocks, out) if self.pooled else self._token_sums(V, blocks, out)
+
+    def _token_sums(self, V: Tensor, blocks: range, out: Tensor) -> Tensor:
         parts = self._wide_parts()
         buffer = V.new_empty((self.d, parts[0].stop, self.s, self.c))  # fresh memory of this size costs time
+        for own, b in zip(out, blocks, strict=True):
+            for part in parts:
+                R = self._grid(V)[part]  # (n, o, c)
+                gated = buffer[:, : len(R)]
+                torch.mul(self._gate(b, part).transpose(0, 1)[..., None], R, out=gated)  # (a, n, o, c)
+                own.baddbmm_(self._tokens(part).permute(2, 1, 0), gated.flatten(2))
+        return out
+
+    def _pooled_sums(self, V: Tensor, blocks: range, out: Tensor) -> Tensor:
+        each = self.s * (len(blocks) * self.d + 2 * self.c)
+        parts = sample_chunks(self.N, each, self.like, buffered=True)
+        buffer = V.new_empty((self.d, parts[0].stop, len(blocks), self.s))
         for part in parts:
-            R = (V[part] / self.s)[:, None] if self.pooled else self._grid(V)[part]  # (n, o or 1, c)
-            gated = buffer[:, : len(R)]
-            torch.mul(self._gate(b, part).transpose(0, 1)[..., None], R, out=gated)  # (a, n, o, c)
-            out.baddbmm_(self._tokens(part).permute(2, 1, 0), gated.flatten(2))
-        return out.unflatten(2, (self.s, self.c)).permute(1, 2, 0, 3).reshape(self.s**2, self.d * self.c)
+            X, R = self._tokens(part), V[part] / self.s
+            gates = buffer[:, : len(R)]  # (a, n, g, o)
+            for j, b in enumerate(blocks):
+                gates[:, :, j] = self.gates.take(part, b).transpose(0, 1)
+            for a in range(self.d):
+                products = nearest_factors(X[:, :, a, None] * R[:, None]).flatten(1)  # (n, t*c)
+                sums = (gates[a].flatten(1).T @ products).view(len(blocks), self.s, -1)
+                out[:, a] += sums
+        return out
+
+    def _block_of(self, sums: Tensor) -> Tensor:
+        """Back to rows ``(t, o)`` and columns ``(a, c)``."""
+        first, second = (2, 1) if self.pooled else (1, 2)
+        wide = sums.view(self.d, self.s, self.s, self.c).permute(first, second, 0, 3)  # (t, o, a, c)
+        return wide.reshape(self.s**2, self.d * self.c)
+
+    @property
+    def forming_work(self) -> float:
+        """Of all blocks."""
+        return float(self.N * self.n_blocks * self.s**2 * self.d * self.c)
 
     @property
     def block_cost(self) -> float:
