@@ -17,7 +17,7 @@ from convexformer.rows import LOCAL, Rows
 if TYPE_CHECKING:
     from typing import TypeAlias
 
-    from convexformer.operators.bilinear import ImplicitMatrix
+    from convexformer.operators.bilinear import BilinearOperator, ImplicitMatrix
     from convexformer.operators.kernel import RepresenterDual, StackedDual
 
     DualMatrix: TypeAlias = Tensor | ImplicitMatrix | RepresenterDual | StackedDual
@@ -90,6 +90,10 @@ class Operator(ABC):
         raise TypeError(
             f"the weights of a {type(self).__name__} do not come in slices of tokens; it cannot be restricted."
         )
+
+    def on_factors(self) -> BilinearOperator | None:
+        """Return the same map on low-rank weights, where that is cheaper than forming them; else None."""
+        return None
 
     @abstractmethod
     def to(self, *, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> Operator:

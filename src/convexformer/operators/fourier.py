@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import math
 from functools import cached_property
-from typing import final
+from typing import TYPE_CHECKING, final
 
 import torch
 from torch import Tensor
 
 from convexformer.operators.base import Operator
 from convexformer.operators.budget import sample_chunks, worth_storing
+
+if TYPE_CHECKING:
+    from convexformer.operators.bilinear import BilinearOperator
 
 WIDE = 3
 """Channels a output from which ``X^ Z^`` is formed rather than ``conj(D^) X^``: twice the operations, fewer numbers."""
@@ -74,6 +77,12 @@ class FourierOperator(Operator):
     def exact(self) -> FourierOperator:
         """The same operator with wider products: gates were decided in float64, tokens are what they are."""
         return self.to(dtype=torch.float64)
+
+    def on_factors(self) -> BilinearOperator | None:
+        """Filters one by one, where gates make the dense weights large."""
+        from convexformer.operators.fourier_factors import FourierFactors
+
+        return FourierFactors(self) if self.pooled and self.gates is not None else None
 
     def apply(self, Z: Tensor) -> Tensor:
         """Multiply spectra, a chunk of the samples at a time."""
