@@ -117,7 +117,12 @@ def run_in_stages(head, X, y, a):
     A = problem.operator
     zero = Weights(LowRank.zeros(A.weight_shape, A.like) if isinstance(A, BilinearOperator) else A.zeros())
     proof = stages("certificate_of_zero", lambda: cf.certify(zero, problem))
-    stages.row |= {"gap_of_zero": proof.relative_gap, "kind_of_zero": proof.kind}
+    polar = (1 + proof.kkt["feasibility"]) * problem.beta
+    stages.row |= {
+        "gap_of_zero": proof.relative_gap,
+        "kind_of_zero": proof.kind,
+        "polar_above_estimate": polar / problem.beta_max - 1,  # what rounding and the proof cost
+    }
     if a.solve_gated:
         solution = stages("solve", lambda: cf.solve(problem, tolerance=a.gated_tolerance, max_time=a.max_time))
         report(solution, stages, X, y)

@@ -14,6 +14,8 @@ PROBES = 16
 """Random vectors that verify a matrix formed in a lower precision."""
 FITTED = 2
 """Further ones from which its scale is corrected: products that cut digits off make all numbers smaller."""
+SQUARES = 1e60
+"""Numbers up to this, and down to one over it, are squared and added up as they are."""
 PROBE_ROUNDING = 1e-12
 """The rounding of a float64 product with a random vector, relative to its length."""
 
@@ -55,14 +57,15 @@ def proven(block: Tensor, least: float) -> float:
         return least
     if not math.isfinite(scale):
         return math.inf
-    K = _lower_gram(block / scale)
+    scale = 1.0 if 1 / SQUARES < scale < SQUARES else scale  # no copy where squares neither overflow nor vanish
+    K = _lower_gram(block if scale == 1.0 else block / scale)
     side, trace = len(K), float(K.diagonal().sum())
     # rounding of the Gram matrix (sums along the long side) and of the factorisation (along the short side), both
     # relative to the trace: the factorisation proves the bound for a matrix perturbed by this much at most
     slack = 4 * (side + max(block.shape)) * torch.finfo(torch.float64).eps * trace
     if _below(K, (least / scale) ** 2 - slack):
         return least
-    guess = largest_eigenvalue(K.tril(-1) + K.tril().mT)
+    guess = largest_eigenvalue(K)
     for excess in (1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1, 1.0):
         rho2 = guess * (1 + excess) ** 2
         if _below(K, rho2):
@@ -71,15 +74,15 @@ def proven(block: Tensor, least: float) -> float:
 
 
 def _lower_gram(block: Tensor) -> Tensor:
-    """Return the lower triangle of the Gram matrix of the short side; what stands above it means nothing."""
+    """Return the lower triangle of the Gram matrix of the short side, with zeros above it."""
     wide = block if block.shape[0] >= block.shape[1] else block.T
     side = wide.shape[1]
     K = block.new_empty((side, side))
     panel = max(256, -(-side // 8))
     for start in range(0, side, panel):
         columns = slice(start, start + panel)
-        K[start:, columns] = wide[:, start:].T @ wide[:, columns]
-    return K
+        torch.mm(wide[:, start:].T, wide[:, columns], out=K[start:, columns])
+    return K.tril_()
 
 
 def _below(K: Tensor, rho2: float) -> bool:

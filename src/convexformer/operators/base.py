@@ -23,6 +23,11 @@ if TYPE_CHECKING:
     DualMatrix: TypeAlias = Tensor | ImplicitMatrix | RepresenterDual | StackedDual
 
 
+SLABS, SLAB_ROWS = 16, 1024
+"""Slabs of rows in which a product with few outputs is computed on a GPU, at most, and their least size."""
+FEW_OUTPUTS = 1 << 20
+
+
 @final
 @dataclass(frozen=True)
 class TokenFeatures:
@@ -145,3 +150,18 @@ def times(A: Tensor, B: Tensor) -> Tensor:
     if A.is_cuda or B.shape[1] == 1:
         return A @ B
     return (B.T.contiguous() @ A.T).T
+
+
+def long_product(A: Tensor, B: Tensor) -> Tensor:
+    """``A^T B`` for long ``A: (n, p)`` and ``B: (n, q)``; on a GPU in slabs of rows, or few of its processors would work."""
+    slabs = min(SLABS, len(A) // SLAB_ROWS)
+    if not A.is_cuda or slabs < 2 or A.shape[1] * B.shape[1] > FEW_OUTPUTS:
+        return A.T @ B
+    return sum_of_slabs(A, B, slabs)
+
+
+def sum_of_slabs(A: Tensor, B: Tensor, slabs: int) -> Tensor:
+    """``A^T B`` as the sum of products of so many slabs of rows."""
+    whole = len(A) - len(A) % slabs
+    out = (A[:whole].unflatten(0, (slabs, -1)).mT @ B[:whole].unflatten(0, (slabs, -1))).sum(0)
+    return out if whole == len(A) else out.addmm_(A[whole:].T, B[whole:])

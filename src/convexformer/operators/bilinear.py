@@ -198,7 +198,7 @@ class ImplicitMatrix:
             yield from self.dense()
             return
         for block in self.operator.adjoint_blocks(self.D):
-            yield self.rows.total(block).mul_(self.scale)
+            yield self.scale * self.rows.total(block)
 
     def rough(self) -> ImplicitMatrix:
         """About the same matrix in float32."""

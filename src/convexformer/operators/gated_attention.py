@@ -9,6 +9,7 @@ from typing import final
 import torch
 from torch import Tensor
 
+from convexformer.operators.base import long_product
 from convexformer.operators.bilinear import DENSE_WEIGHTS, kept_rows, row_grid
 from convexformer.operators.budget import sample_chunks, worth_storing
 from convexformer.operators.gated_matrix import GatedMatrixOperator
@@ -90,14 +91,14 @@ class GatedSelfAttentionOperator(GatedMatrixOperator):
                 scores = self._grid(D)[part] @ self._values(V, X).flatten(1, 2).mT  # (n, o, m*t)
                 scores = scores.unflatten(2, (m, self.s)).mul_(self._gate(b, part)[:, :, None])
                 S = (scores.permute(0, 3, 2, 1).flatten(1, 2) @ X).view(-1, self.s, m, self.d)
-            out.addmm_(X.flatten(0, 1).T, S.flatten(0, 1).flatten(1))
+            out += long_product(X.flatten(0, 1), S.flatten(0, 1).flatten(1))
         return out.view(self.d, m, self.d).transpose(0, 1).reshape(m, -1)
 
     def _backward(self, D: Tensor, U: Tensor, b: int, forward: Tensor | None) -> Tensor:
         """``W2``-gradients ``sum_i X^T (D . (X W1 X^T))^T R``."""
         m = len(U)
         if forward is not None:
-            return (forward.flatten(1).T @ D).view(m, -1)
+            return long_product(forward.flatten(1), D).view(m, -1)
         out = U.new_zeros((self.d, m * self.c))
         for part in self._parts(m):
             Q = self._scores(U, b, part).permute(0, 3, 2, 1).flatten(1, 2) @ self._grid(D)[part]  # (n, t*m, c)
@@ -260,7 +261,7 @@ class GatedSelfAttentionOperator(GatedMatrixOperator):
                 stop = start + self.d - k
                 torch.mul(X[:, :, k : k + 1], X[:, :, k:], out=P[:, :, start:stop])
                 start = stop
-            yield part, nearest_factors(P)
+            yield part, nearest_factors(P, in_place=True)
 
     def _wide_parts(self) -> list[slice]:
         pairs = len(self._triangle[0])

@@ -7,6 +7,7 @@ from typing import final
 import torch
 from torch import Tensor
 
+from convexformer.operators.base import long_product
 from convexformer.operators.bilinear import DENSE_WEIGHTS
 from convexformer.operators.budget import sample_chunks
 from convexformer.operators.gated_matrix import GatedMatrixOperator
@@ -62,14 +63,14 @@ class GatedMixerOperator(GatedMatrixOperator):
         for part in self._parts(m):
             S = (D[part] / self.s @ wide.T)[..., None] if self.pooled else wide @ self._grid(D)[part].mT  # (n, a*m, o)
             S = S.unflatten(1, (self.d, m)) * self._gate(b, part)[:, :, None]  # (n, a, m, o)
-            out.addmm_(self._channels(part).T, S.flatten(0, 1).flatten(1))
+            out += long_product(self._channels(part), S.flatten(0, 1).flatten(1))
         return out.view(self.s, m, self.s).transpose(0, 1).reshape(m, -1)
 
     def _backward(self, D: Tensor, U: Tensor, b: int, forward: Tensor | None) -> Tensor:
         """``W2``-gradients ``sum_i (D . (W1 X))^T R``."""
         m = len(U)
         if forward is not None:
-            return (forward.flatten(1).T @ D).view(m, -1)
+            return long_product(forward.flatten(1), D).view(m, -1)
         out = U.new_zeros((self.d * m, self.c))
         for part in self._parts(m):
             out += (self._mixed(U, b, part).flatten(1, 2) @ self._grid(D)[part]).sum(0)
@@ -125,7 +126,7 @@ class GatedMixerOperator(GatedMatrixOperator):
             for j, b in enumerate(blocks):
                 gates[:, :, j] = self.gates.take(part, b).transpose(0, 1)
             for a in range(self.d):
-                products = nearest_factors(X[:, :, a, None] * R[:, None]).flatten(1)  # (n, t*c)
+                products = nearest_factors(X[:, :, a, None] * R[:, None], in_place=True).flatten(1)  # (n, t*c)
                 sums = (gates[a].flatten(1).T @ products).view(len(blocks), self.s, -1)
                 out[:, a] += sums
         return out
