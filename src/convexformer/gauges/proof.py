@@ -38,7 +38,7 @@ def verified(M: LinearMap, failure: float) -> float | None:
         exact, formed = M.matvec(probes, b), probes @ block.T
         size = float((formed[:FITTED] * formed[:FITTED]).sum())
         scale = float((exact[:FITTED] * formed[:FITTED]).sum()) / size if size > 0 else 1.0
-        if not (math.isfinite(scale) and bool(exact.isfinite().all())):
+        if not (math.isfinite(scale) and bool(formed.isfinite().all()) and bool(exact.isfinite().all())):
             return None
         misses = (exact - scale * formed)[FITTED:].norm(dim=1) + PROBE_ROUNDING * exact[FITTED:].norm(dim=1)
         error = float(misses.max()) / t

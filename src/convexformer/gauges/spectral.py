@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
@@ -10,6 +11,9 @@ from torch import Tensor
 from convexformer.gauges.base import LinearMap, Polar, PolarKind
 from convexformer.gauges.krylov import Krylov, random_rows
 from convexformer.gauges.proof import proven, verified
+
+Triples: TypeAlias = tuple[Tensor, Tensor, Tensor, Tensor]
+"""Singular values, vectors ``U: (k, p)`` and ``V: (k, q)``, blocks."""
 
 SMALL_SIDE = 1024  # the exact spectrum of the Gram matrix is taken for short sides up to this
 CHOLESKY_SIDE = 20_000  # a Cholesky test proves the bound for short sides up to this
@@ -90,9 +94,7 @@ def estimate(M: LinearMap) -> Polar:
     return Polar(_survey(M), PolarKind.LOWER)
 
 
-def top_pairs(
-    M: LinearMap, k: int, start: Tensor | None = None, sweeps: int = 6
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def top_pairs(M: LinearMap, k: int, start: Tensor | None = None, sweeps: int = 6) -> Triples:
     """Return the ``k`` largest singular triples over all blocks: values, ``U: (k, p)``, ``V: (k, q)``, blocks.
 
     By the SVD of small blocks. Of large ones those that an estimate of ``M`` has found, where they are enough; else by
@@ -124,40 +126,56 @@ def _survey(M: LinearMap) -> float:
     block of vectors, only those go on whose value rises and may still exceed the largest. Where all this is much work
     it is done in float32, and the values are those of the vectors found, in the precision of ``M``.
     """
-    B, p, q = M.shape
-    formed = M.formable and M.block_cost <= FORMED_COST["cuda" if M.like.is_cuda else "cpu"]
-    width = min(WIDTHS["one" if B == 1 else "formed" if formed else "gated"], p, q)
-    rough = M.rough() if M.forming_work > MUCH_WORK else M
-    spaces: dict[int, Krylov] = {}
-    values, found = [0.0] * B, []
-    if formed:
-        for b, block in enumerate(rough.blocks()):
-            spaces = {b: _space(rough, b, width, block)}
-            _settle(spaces, values)
-            found.append(_triples(rough, b, spaces[b], width))
-    else:
-        spaces = {b: _space(rough, b, width) for b in range(B)}
-        _settle(spaces, values)
-        found = [_triples(rough, b, space, len(space.basis) if B == 1 else width) for b, space in spaces.items()]
-    if rough is not M:
-        values, found = _corrected(M, values, found)
+    if M.forming_work > MUCH_WORK and (top := _corrected(M, *_surveyed(M.rough()))) is not None:
+        return top
+    values, found = _surveyed(M)
+    if not found:
+        raise torch.linalg.LinAlgError("numbers of the dual matrix overflow")
     M.pairs = _sorted(found)
     return max(values)
 
 
-def _corrected(
-    M: LinearMap, values: list[float], found: list[tuple[Tensor, Tensor, Tensor, Tensor]]
-) -> tuple[list[float], list[tuple[Tensor, Tensor, Tensor, Tensor]]]:
-    """Triples found in a lower precision, with the values that their first vectors have in that of ``M``."""
+def _surveyed(M: LinearMap) -> tuple[list[float], list[Triples]]:
+    """The largest value and the triples of every block; no triples where numbers overflow."""
+    B, p, q = M.shape
+    formed = M.formable and M.block_cost <= FORMED_COST["cuda" if M.like.is_cuda else "cpu"]
+    width = min(WIDTHS["one" if B == 1 else "formed" if formed else "gated"], p, q)
+    spaces: dict[int, Krylov] = {}
+    values, found = [0.0] * B, []
+    if formed:
+        for b, block in enumerate(M.blocks()):
+            spaces = {b: _space(M, b, width, block)}
+            _settle(spaces, values)
+            if values[b] == math.inf:
+                return values, []
+            found.append(_triples(M, b, spaces[b], width))
+    else:
+        spaces = {b: _space(M, b, width) for b in range(B)}
+        _settle(spaces, values)
+        if max(values) == math.inf:
+            return values, []
+        found = [_triples(M, b, space, len(space.basis) if B == 1 else width) for b, space in spaces.items()]
+    return values, found
+
+
+def _corrected(M: LinearMap, values: list[float], found: list[Triples]) -> float | None:
+    """Keep triples found in a lower precision, with the values that their first vectors have in that of ``M``.
+
+    None where the precision was too low for the numbers of ``M``.
+    """
     right, top = [], max(values)
     for b, triples in enumerate(found):
         sigma, U, V, block = (part.to(M.like) if part.is_floating_point() else part for part in triples)
-        ratio = 1.0
-        if CONTENDERS * top < values[b] < math.inf and len(V):
+        if values[b] > CONTENDERS * top:
             ratio = float(torch.linalg.vector_norm(M.matvec(V[:1], b)) / V[0].norm()) / values[b]
-        values[b] *= ratio
-        right.append((ratio * sigma, U, V, block))
-    return values, right
+            if not abs(ratio - 1) < 1 - CONTENDERS:
+                return None
+            sigma, values[b] = ratio * sigma, ratio * values[b]
+        right.append((sigma, U, V, block))
+    if not right:
+        return None
+    M.pairs = _sorted(right)
+    return max(values)
 
 
 def _space(M: LinearMap, b: int, width: int, block: Tensor | None = None) -> Krylov:
@@ -192,7 +210,7 @@ def _settle(spaces: dict[int, Krylov], values: list[float]) -> None:
             rise[b] = values[b] / before - 1
 
 
-def _triples(M: LinearMap, b: int, space: Krylov, k: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _triples(M: LinearMap, b: int, space: Krylov, k: int) -> Triples:
     """Return the top ``k`` triples of a block and keep their short sides for the next survey."""
     _, p, q = M.shape
     sigma, near, far = space.ritz(k)
@@ -201,16 +219,14 @@ def _triples(M: LinearMap, b: int, space: Krylov, k: int) -> tuple[Tensor, Tenso
     return (sigma, far, near, block) if q <= p else (sigma, near, far, block)
 
 
-def _sorted(
-    found: list[tuple[Tensor, Tensor, Tensor, Tensor]], k: int | None = None
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _sorted(found: list[Triples], k: int | None = None) -> Triples:
     """Join triples of several blocks, the largest values first."""
     sigma, U, V, block = (torch.cat(parts) for parts in zip(*found, strict=True))
     order = sigma.argsort(descending=True)[:k]
     return sigma[order], U[order], V[order], block[order]
 
 
-def _gram_pairs(M: Tensor, values: Tensor, Q: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _gram_pairs(M: Tensor, values: Tensor, Q: Tensor, k: int) -> Triples:
     """Return the top ``k`` triples of all blocks ``(B, p, q)`` by the eigenvectors of their small Gram matrices."""
     tall = M.shape[-2] >= M.shape[-1]
     order = values.flatten().argsort(descending=True)[:k]
