@@ -37,6 +37,7 @@ HEADS = {
 }
 MILLION = "self_attention, a million samples"
 PARTS = [*HEADS, MILLION]
+GATED = [name for name in HEADS if name.startswith("gated ")]
 
 
 def make(N, s, d, c, device, seed=0):
@@ -111,7 +112,7 @@ def run(head, X, y, a):
     return stages.row
 
 
-def run_in_stages(head, X, y, a):
+def run_in_stages(head, X, y, a, *, fit):
     """A gated head: what it takes to build, to find beta_max, to certify a point, and what a solve reaches in time."""
     stages = Stages(X, a.device)
     problem = stages("build", lambda: cf.Problem(head, X, y, beta=1.0, device=a.device, dtype=getattr(torch, a.dtype)))
@@ -127,7 +128,8 @@ def run_in_stages(head, X, y, a):
         "kind_of_zero": proof.kind,
         "polar_above_estimate": polar / problem.beta_max - 1,  # what rounding and the proof cost
     }
-    if a.solve_gated:
+    print(f"    polar above its estimate: {stages.row['polar_above_estimate']:.1e}, {proof.kind}", flush=True)
+    if fit:
         solution = stages("solve", lambda: cf.solve(problem, tolerance=a.gated_tolerance, max_time=a.max_time))
         report(solution, stages, X, y)
     return stages.row
@@ -149,7 +151,7 @@ def main():
     parser.add_argument("--tolerance", type=float, default=1e-4)
     parser.add_argument("--gated-tolerance", type=float, default=1e-2)
     parser.add_argument("--max-time", type=float, default=60.0, help="seconds of a solve; a certificate comes on top")
-    parser.add_argument("--solve-gated", action=argparse.BooleanOptionalAction, default=True)
+    parser.add_argument("--fit", nargs="*", choices=GATED, default=GATED, help="gated heads to fit; others stop before")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--dtype", default="float32", choices=["float32", "float64"])
     parser.add_argument("--only", nargs="*", choices=PARTS, default=PARTS)
@@ -164,13 +166,13 @@ def main():
             data = None  # free the other tokens first
             data = (sizes, *make(*sizes, a.device))
         _, X, y = data
-        gated = name.startswith("gated ")
+        gated = name in GATED
         head = cf.heads.SelfAttention() if name == MILLION else HEADS[name](a)
         print(f"{name}: tokens {tuple(X.shape)}, {X.nbytes / 1e9:.2f} GB", flush=True)
         for turn in range(1 if gated else a.repeat):
             row = {"head": name, "turn": turn, "tokens_GB": X.nbytes / 1e9}
             try:
-                row |= (run_in_stages if gated else run)(head, X, y, a)
+                row |= run_in_stages(head, X, y, a, fit=name in a.fit) if gated else run(head, X, y, a)
             except torch.OutOfMemoryError as problem:
                 row["error"] = str(problem).splitlines()[0]
             rows.append(row)

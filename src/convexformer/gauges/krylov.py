@@ -51,8 +51,10 @@ class Krylov:
         Q, lengths = _orthonormal(self._beside(raw))
         # where directions run out only rounding is left, most of it inside the space: random ones take their place, for
         # a basis that is not orthonormal would give values above the true ones
-        lost = lengths <= _shortest(raw.dtype, raw.is_cuda) * raw.norm(dim=1).max()
-        new = torch.where(lost[:, None], random_rows(len(raw), raw.shape[1], raw, seed=m), Q)
+        lost = lengths <= _shortest(raw.dtype, raw.is_cuda) * raw.norm(dim=1).max().to(lengths)
+        new = Q
+        if bool(lost.any()):
+            new = torch.where(lost.to(Q.device)[:, None], random_rows(len(raw), raw.shape[1], raw, seed=m), Q)
         for _ in range(2):
             new = _orthonormal(self._beside(new))[0]
         new = new[: self.basis.shape[1] - m]
@@ -110,7 +112,7 @@ def gram_orthonormal(rows: Tensor) -> tuple[Tensor, Tensor]:
     squares, turn = torch.linalg.eigh((wide @ wide.T).cpu())
     lengths = squares.clamp_min(0).sqrt()
     turn = turn / lengths.clamp_min(GRAM_SHORTEST * float(lengths[-1]) + torch.finfo(torch.float64).tiny)
-    return (turn.T.to(wide.device) @ wide).to(rows.dtype), lengths.to(rows)
+    return (turn.T.to(wide.device) @ wide).to(rows.dtype), lengths
 
 
 def _shortest(dtype: torch.dtype, is_cuda: bool) -> float:

@@ -45,7 +45,10 @@ def grow(objective: Objective, point: Point, M: DualMatrix, gap: float, options:
     Pairs count as above beta beyond a fraction of the relative ``gap``: nearer to it they are terms that exist already.
     """
     assert isinstance(M, ImplicitMatrix)
-    sigma, U, V, block = top_pairs(M, max(options.first_terms, point.Z.n_terms // 2), sweeps=2)
+    most = max(options.first_terms, point.Z.n_terms // 2)
+    if objective.like.is_cuda and M.shape[0] > 1:  # many matrices: looking at them all costs more than terms do
+        most = max(most, objective.n_outputs // options.outputs_a_term)
+    sigma, U, V, block = top_pairs(M, most, sweeps=2)
     beta, at = factor_weight(objective), point.evaluation
     excess = max(1e-7, 0.01 * min(gap, 1.0)) if math.isfinite(gap) else 1e-2
     above = sigma > beta * (1 + excess)
