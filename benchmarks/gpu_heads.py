@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import pathlib
 import time
 import warnings
 
@@ -35,6 +36,7 @@ HEADS = {
     "gated mlp_mixer": lambda a: cf.heads.MLPMixer("gated_relu", gates=a.gates),
     "gated self_attention": lambda a: cf.heads.SelfAttention("gated_relu", gates=a.gates),
 }
+DOCUMENT = pathlib.Path(__file__).parents[1] / "docs" / "benchmarks.md"
 MILLION = "self_attention, a million samples"
 PARTS = [*HEADS, MILLION]
 GATED = [name for name in HEADS if name.startswith("gated ")]
@@ -135,6 +137,34 @@ def run_in_stages(head, X, y, a, *, fit):
     return stages.row
 
 
+def table(rows):
+    """The stages of gated heads as Markdown."""
+    cpu = "build_cpu_s" in rows[0]
+    last = "CPU seconds of all stages" if cpu else "peak memory beyond the tokens"
+    lines = [f"| head | build | beta_max | certificate of zero | fit | {last} |", "|---|---|---|---|---|---|"]
+    for row in rows:
+        fit = "-"
+        if "solve_s" in row:
+            done = "" if row["status"] == "CONVERGED" else f", {row['status']}"
+            fit = f"{row['solve_s']:.1f} s, gap {row['relative_gap']:.1e} ({row['kind']}{done})"
+        cost = sum(value for key, value in row.items() if key.endswith("_cpu_s"))
+        peak = max((value for key, value in row.items() if key.endswith("_peak_GB")), default=0.0)
+        lines.append(
+            f"| {row['head']} | {row['build_s']:.1f} s | {row['beta_max_s']:.1f} s | {row['certificate_of_zero_s']:.1f} s "
+            f"({row['kind_of_zero']}) | {fit} | {f'{cost:.0f} s' if cpu else f'{peak:.0f} GB'} |"
+        )
+    return "\n".join(lines)
+
+
+def document(results, name):
+    """Write the table of gated heads in a file of results into docs/benchmarks.md, between its markers."""
+    text = DOCUMENT.read_text()
+    before, rest = text.split(f"<!-- {name}: begin -->\n")
+    after = rest.split(f"<!-- {name}: end -->")[1]
+    rows = [row for row in json.loads(results.read_text())["rows"] if row["head"] in GATED and "error" not in row]
+    DOCUMENT.write_text(f"{before}<!-- {name}: begin -->\n{table(rows)}\n<!-- {name}: end -->{after}")
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     for flag, default in (
@@ -157,7 +187,11 @@ def main():
     parser.add_argument("--only", nargs="*", choices=PARTS, default=PARTS)
     parser.add_argument("--repeat", type=int, default=2, help="the first run of a process pays for loading kernels")
     parser.add_argument("--json")
+    parser.add_argument("--document", nargs=2, metavar=("RESULTS", "MARKER"), help="only write docs/benchmarks.md")
     a = parser.parse_args()
+    if a.document:
+        document(pathlib.Path(a.document[0]), a.document[1])
+        return
     warnings.simplefilter("ignore")
     rows, data = [], None
     for name in a.only:

@@ -24,7 +24,8 @@ any     norms and ridges      features  no prox, or more weights of one  block_n
 CPU     nuclear norm          bilinear  weights > few_weights            staircase
 CPU     priced (solvers.cost) any       least predicted seconds          fista, staircase or working_set
 GPU     nuclear norm          bilinear  weights > few_weights            staircase
-GPU     nuclear norm          any       short side of Z > short_side     staircase
+GPU     nuclear norm          any       short side of Z > short_side,    staircase
+                                        or gated filters (FNO)
 any     anything with a prox  any       otherwise                        fista
 any     anything else         any       otherwise                        the first solver that serves
 """
@@ -65,7 +66,8 @@ def select(objective: Objective, options: AutoOptions = AutoOptions()) -> str:  
     if isinstance(objective.operator, BilinearOperator):
         pays = math.prod(shape) > options.few_weights
     else:
-        pays = objective.like.is_cuda and min(shape[-2:]) > options.short_side
+        on_factors = objective.operator.on_factors() is not None
+        pays = objective.like.is_cuda and (on_factors or min(shape[-2:]) > options.short_side)
     if "staircase" in serving and pays:
         return "staircase"
     predicted = _predicted(objective)
