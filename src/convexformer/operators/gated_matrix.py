@@ -113,7 +113,9 @@ class GatedMatrixOperator(BilinearOperator):
             yield from self._formed(V, range(start, min(start + step, self.n_blocks)))
 
     def to_rough(self) -> GatedMatrixOperator:
-        """Return the operator in float32, which on a GPU forms blocks with TF32 products."""
+        """Return the operator in float32, which on a GPU forms blocks with TF32 products; itself where it is that."""
+        if self.by_tensor_cores or (self._like.dtype == torch.float32 and not self._like.is_cuda):
+            return self
         moved = self.to(dtype=torch.float32)
         assert isinstance(moved, GatedMatrixOperator)
         moved.by_tensor_cores = True

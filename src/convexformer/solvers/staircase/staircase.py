@@ -7,6 +7,7 @@ its largest singular value exceeds beta, its top pairs are directions of descent
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import final
 
 import torch
@@ -219,6 +220,14 @@ class _Walk:
         return small and Z.n_terms > side / 8 and 10 * self.monitor.tolerance < gap < options.dense_gap
 
 
+def _in_float32(objective: Objective) -> Objective:
+    """Return the objective in float32; with the operator that estimates use, which keeps what it has computed."""
+    A = objective.operator
+    if isinstance(A, BilinearOperator) and not A.like.is_cuda:
+        return replace(objective, operator=A.rough).with_exact(objective.reference)
+    return objective.to(dtype=torch.float32)
+
+
 def _single(objective: Objective, dual: DualPoint, options: StaircaseOptions) -> Objective:
     """Return the objective for rough products: in float32 where that is faster and in range."""
     reach, size = options.float32_range, dual.polar.value
@@ -228,7 +237,7 @@ def _single(objective: Objective, dual: DualPoint, options: StaircaseOptions) ->
         return objective
     single = SINGLE.get(
         objective.operator,
-        lambda: objective.to(dtype=torch.float32),
+        lambda: _in_float32(objective),
         objective.targets,
         objective.sample_weight,
         objective.loss,
