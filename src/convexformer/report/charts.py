@@ -15,9 +15,10 @@ Rows = Sequence[dict[str, Any]]
 Spec = dict[str, Any]
 
 
-def chart(rows: Rows, layers: Sequence[Spec], height: int | Spec, *, at: int | None = None, **more: Any) -> Spec:
+def chart(rows: Rows, layers: Sequence[Spec], height: int, *, at: int | None = None) -> Spec:
     """Return layers over common rows; ``at`` adds the parameter that the slider moves."""
-    spec: Spec = {"data": {"values": list(rows)}, "width": "container", "height": height, "layer": list(layers), **more}
+    spec: Spec = {"data": {"values": list(rows)}, "width": "container", "height": height, "layer": list(layers)}
+    spec["autosize"] = {"type": "fit-x", "contains": "padding"}
     if at is not None:
         spec["params"] = [{"name": "at", "value": at}]
     return spec
@@ -63,8 +64,8 @@ def bars(rows: Rows, title: str, colour: str = FIRST) -> Spec:
     """Return horizontal bars of ``value`` by ``name``, in the order of the rows."""
     name = axis("", "name", kind="nominal", sort=None, axis={"labelLimit": 220, "ticks": False, "domain": False})
     mark = {"type": "bar", "fill": colour, "cornerRadiusEnd": 2, "height": {"band": 0.7}}
-    encoding = {"y": name, "x": axis(title, "value"), "tooltip": hint(name="", value=title)}
-    return chart(rows, [{"mark": mark, "encoding": encoding}], {"step": 24})
+    encoding = {"y": name, "x": axis(title, "value", axis={"tickCount": 6}), "tooltip": hint(name="", value=title)}
+    return chart(rows, [{"mark": mark, "encoding": encoding}], 24 * len(rows))
 
 
 def heat_map(rows: Rows, shape: tuple[int, int], title: str, *, at: int | None = None) -> Spec:
@@ -86,7 +87,7 @@ def heat_map(rows: Rows, shape: tuple[int, int], title: str, *, at: int | None =
     spec["encoding"] = encoding
     if at is not None:
         spec["transform"] = [{"filter": "datum.k === at"}]
-    return {**spec, "width": round(height * shape[1] / shape[0])}
+    return {**spec, "width": round(height * shape[1] / shape[0]), "autosize": "pad"}
 
 
 def confusion(rows: Rows, classes: Sequence[str], numbers: bool) -> Spec:
@@ -125,7 +126,7 @@ def confusion(rows: Rows, classes: Sequence[str], numbers: bool) -> Spec:
     spec = chart(rows, [cell, text] if numbers else [cell], size)
     spec["encoding"] = encoding
     spec["params"] = [{"name": "names", "value": list(classes)}]
-    return {**spec, "width": size, "view": {"fill": "var(--wash)"}}
+    return {**spec, "width": size, "autosize": "pad", "view": {"fill": "var(--wash)"}}
 
 
 CONFIG: Spec = {

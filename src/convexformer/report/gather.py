@@ -49,7 +49,7 @@ def own_row(evidence: Evidence) -> Measured:
     searched = isinstance(model, CrossValidated)
     return Measured(
         name=model.head if isinstance(model.head, str) else head.label(),
-        reads=", ".join(head.labels()) if isinstance(head, Sum) else "tokens",
+        reads=f"{len(head.heads)} maps of the tokens" if isinstance(head, Sum) else "tokens",
         setting=f"beta {beta_ratio(model):.2g} of beta_max",
         cv_score=model.best_score_ if searched else None,
         spread=float(model.cv_results_["std_test_score"][model.best_index_]) if searched else None,

@@ -9,18 +9,21 @@ from typing import Any
 import numpy as np
 
 DASH, MINUS, TIMES = "\N{EN DASH}", "\N{MINUS SIGN}", "\N{MULTIPLICATION SIGN}"
+# marks that reorder the text around them; the page isolates right-to-left words without them
+REORDERING = frozenset("\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
 LONGEST = 600  # characters of a text that are shown
 
 
 def clean(value: Any, longest: int = LONGEST) -> str:
-    """Return a user's string fit for a page: valid Unicode without control characters, cut after ``longest`` characters.
+    """Return a user's string fit for a page: valid Unicode without control and reordering marks, of limited length.
 
     Nothing is escaped here; the templates do that.
     """
     if isinstance(value, np.generic):
         value = value.item()
     text = str(value).encode("utf-8", "replace").decode("utf-8")
-    text = "".join(c if c.isprintable() or ord(c) >= 0xA0 else " " for c in text).strip()
+    shown = (c if c.isprintable() or ord(c) >= 0xA0 else " " for c in text if c not in REORDERING)
+    text = "".join(shown).strip()
     return text if len(text) <= longest else text[: longest - 1] + "…"
 
 
@@ -57,6 +60,11 @@ def seconds(value: float) -> str:
 def count(n: int, noun: str, plural: str | None = None) -> str:
     """Return a number with its noun."""
     return f"{n:,} {noun if n == 1 else plural or noun + 's'}"
+
+
+def sentence(text: str) -> str:
+    """Return the text with a capital letter."""
+    return text[:1].upper() + text[1:]
 
 
 def finite(value: Any) -> float | None:

@@ -8,7 +8,7 @@ from convexformer.report.blocks import Block, Figure, Note, Omission, Section, S
 from convexformer.report.charts import FIRST, INK, Spec, axis, chart, heat_map, hint, line, log_axis, named_lines
 from convexformer.report.evidence import BetaPath, Evidence
 from convexformer.report.gather import beta_ratio, score_name
-from convexformer.report.text import count, number
+from convexformer.report.text import count, number, sentence
 
 LINES = 48  # tokens that are drawn, the largest
 ZERO = 1e-9  # weights below this share of the largest are those of tokens that are not in use
@@ -31,9 +31,14 @@ def betas(evidence: Evidence) -> Section | Omission:
             blocks.append(Note(f"Curves of the {LINES} largest of {path.norms.shape[1]:,} tokens are shown."))
     if path.stopped:
         blocks.append(Note(f"The path ended early ({path.stopped}) after {count(len(path.ratios), 'beta')}."))
+    top = (
+        "From the largest beta, at which all weights are zero,"
+        if path.ratios[0] > 0.999
+        else "From the largest beta tried"
+    )
     lead = (
-        "From the largest beta, at which all weights are zero, to the smallest: less penalty, more of the tokens in use. "
-        f"Source: {path.source}. The slider stands at the beta nearest to that of the fit."
+        f"{top} to the smallest: less penalty, larger weights. Source: {path.source}. The slider stands at the beta nearest "
+        "to that of the fit."
     )
     return Section("betas", "Beta path", lead, blocks)
 
@@ -108,8 +113,8 @@ def _scores(evidence: Evidence, path: BetaPath, at: int) -> Figure:
         layer["encoding"]["tooltip"] = hint(ratio="beta / beta_max", test="test", cv="folds")
     return Figure(
         "path-scores",
-        f"{name[0].upper()}{name[1:]} along the path",
-        f"{name[0].upper()}{name[1:]} against beta: {'; '.join(words)}.",
+        f"{sentence(name)} along the path",
+        f"{sentence(name)} against beta: {'; '.join(words)}.",
         chart(rows, [*layers, _rule()], 220, at=at),
         Table("Scores along the path.", columns, table, frozenset(range(len(columns)))),
         follows_slider=True,

@@ -68,12 +68,13 @@ def convergence(evidence: Evidence) -> Section | Omission:
         "encoding": {"y": {"datum": evidence.model.tolerance}},
     }
     proof = solution.certificate
+    fall = f"falling from {number(shown[0].primal, 5)} to" if len(shown) > 1 else "of"
     blocks: list[Block] = [
         Figure(
             "primal-dual",
             "Primal and dual value",
-            f"Primal value (the objective) falling from {number(shown[0].primal, 5)} to {number(proof.primal, 5)}, dual "
-            f"value (the lower bound) rising to {number(proof.dual, 5)}; the optimum lies in the band between.",
+            f"Primal value (the objective) {fall} {number(proof.primal, 5)}, dual value (the lower bound) "
+            f"of {number(proof.dual, 5)}; the optimum lies in the band between.",
             chart(rows, [band, *curves], 240),
             table,
         ),

@@ -141,7 +141,7 @@ def reliability(evidence: Evidence) -> Section | Omission:
         f"Predictions in {len(rows)} groups of similar confidence: the share that is right against the probability stated; "
         f"a larger point is a larger group. On the dashed diagonal the two agree; they are {percent(error)} apart "
         "on average.",
-        {**chart(rows, [diagonal, curve, dots], 340), "width": 340},
+        {**chart(rows, [diagonal, curve, dots], 340), "width": 340, "autosize": "pad"},
         Table(
             "Confidence and accuracy by group.",
             ["confidence", "stated, mean", "right", "samples"],

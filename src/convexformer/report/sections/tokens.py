@@ -10,7 +10,7 @@ from convexformer.report.blocks import Block, Figure, Note, Omission, Section, T
 from convexformer.report.charts import bars, chart, heat_map, hint
 from convexformer.report.evidence import Evidence
 from convexformer.report.samples import Cards
-from convexformer.report.text import clean, count, number
+from convexformer.report.text import clean, count, number, sentence
 
 SAMPLES = 120  # test samples whose tokens are left out one by one
 WORDS = 25  # words in the chart
@@ -123,7 +123,7 @@ def _positions(evidence: Evidence, values: np.ndarray, what: str) -> Figure:
             f"The largest is in row {row + 1}, column {col + 1}: {number(float(grid[row, col]), 3)}.{extra}",
             heat_map(rows, (h, w), what),
             Table(
-                f"{what[0].upper()}{what[1:]} by row and column.",
+                f"{sentence(what)} by row and column.",
                 ["row", *(f"column {c + 1}" for c in range(w))],
                 [[str(r + 1), *(number(float(v), 3) for v in grid[r])] for r in range(h)],
                 frozenset(range(w + 1)),
@@ -139,10 +139,10 @@ def _positions(evidence: Evidence, values: np.ndarray, what: str) -> Figure:
     return Figure(
         "token-bars",
         "By position",
-        f"{what} of the tokens at {len(values)} positions; the largest is at position {top}.",
+        f"{sentence(what)} of the tokens at {len(values)} positions; the largest is at position {top}.",
         chart(rows, [{"mark": {"type": "bar", "fill": "var(--first)"}, "encoding": encoding}], 200),
         Table(
-            f"{what[0].upper()}{what[1:]} by position.",
+            f"{sentence(what)} by position.",
             ["position", what],
             [[str(t), number(float(v), 3)] for t, v in enumerate(values)],
             frozenset({0, 1}),

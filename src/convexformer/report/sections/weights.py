@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 
 import torch
@@ -71,11 +70,12 @@ def spectrum(evidence: Evidence) -> Section | Omission:
         "tooltip": hint(name="", index="index", value="singular value"),
     }
     if many:
-        colours = [f"var(--series-{k % 8 + 1})" for k in range(len(found))]
+        used = [name for name, rank in ranks.items() if rank]
+        colours = [f"var(--series-{k % 8 + 1})" for k in range(len(used))]
         colour: Spec = {"field": "name", "type": "nominal", "sort": None, "title": None}
         encoding["color"] = {
             **colour,
-            "scale": {"domain": list(found), "range": colours},
+            "scale": {"domain": used, "range": colours},
             "legend": {"orient": "bottom", "columns": 3, "labelLimit": 220},
         }
     mark: dict[str, object] = {"type": "line", "strokeWidth": 1.5, "point": {"filled": True, "size": 30}}
@@ -124,7 +124,6 @@ def _singular(Z: Tensor | LowRank) -> Tensor | None:
             found.append(torch.linalg.svdvals(torch.linalg.qr(U.T).R @ torch.linalg.qr(V.T).R.T))
             start += n
         return torch.cat(found).sort(descending=True).values
-    matrix = Z.detach().double().cpu().reshape(-1, Z.shape[-1] if Z.ndim > 1 else 1)
-    if math.prod(matrix.shape) > LARGEST:
+    if Z.numel() > LARGEST:
         return None
-    return torch.linalg.svdvals(matrix)
+    return torch.linalg.svdvals(Z.detach().double().cpu().reshape(-1, Z.shape[-1] if Z.ndim > 1 else 1))
