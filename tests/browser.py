@@ -105,11 +105,12 @@ class Browser:
             features=[{"name": "prefers-color-scheme", "value": scheme}],
         )
 
-    def picture(self, file: Path, selector: str | None = None) -> None:
-        """Write a PNG of the whole page, or of one element."""
+    def picture(self, file: Path, selector: str | None = None, height: int | None = None) -> None:
+        """Write a PNG of the whole page, or of one element, or of so many pixels of it from the top."""
         where = f"document.querySelector({json.dumps(selector or 'html')}).getBoundingClientRect()"
         box = self.run(f"(() => {{ const b = {where}; return [b.x + scrollX, b.y + scrollY, b.width, b.height] }})()")
         clip = dict(zip(("x", "y", "width", "height"), box, strict=True), scale=1)
+        clip["height"] = min(clip["height"], height or clip["height"])
         answer = self.call("Page.captureScreenshot", format="png", captureBeyondViewport=True, clip=clip)
         file.write_bytes(base64.b64decode(answer["data"]))
 

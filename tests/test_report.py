@@ -401,3 +401,29 @@ def test_thumbnails_take_arrays_and_files_and_survive_the_rest(tmp_path):
     assert thumbnail(np.zeros((3, 40, 40), dtype=np.uint8)).startswith("data:image/jpeg")
     (tmp_path / "bad.png").write_bytes(b"no picture")
     assert thumbnail(tmp_path / "bad.png") == thumbnail("nowhere.png") == thumbnail(np.zeros(5)) == ""
+
+
+class Store:
+    """What a token store offers: tokens by rows, and what is known of the samples."""
+
+    def __init__(self, X, labels, texts):
+        self.X, self.labels, self.texts = X, labels, texts
+        self.grid, self.names, self.pieces = (2, 2), None, None
+
+    def __len__(self):
+        return len(self.X)
+
+    def __getitem__(self, rows):
+        return Store(self.X[rows], None, None)
+
+    def load(self):
+        return TokenDataset.of(self.X)
+
+
+def test_a_store_brings_its_labels_texts_and_grid_and_large_data_is_drawn_from(case, tmp_path):
+    store = Store(case["X_test"], case["y_test"], [f"text <{k}>" for k in range(140)])
+    file = case["model"].report(tmp_path / "store.html", store, max_test=100)
+    text = Tree(file.read_text()).text
+    assert "100 test samples of 140, drawn at random" in text
+    assert re.search(r"text <\d+>", text)
+    assert "token-map" in file.read_text()

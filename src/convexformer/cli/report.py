@@ -19,7 +19,9 @@ from convexformer.io import load, saved_with
 def report(
     run: Annotated[Path, typer.Argument(help="A model folder written by `convexformer fit` or `cf.save`.")],
     output: Annotated[Path | None, typer.Option("--output", "-o", help="HTML file; default RUN/report.html.")] = None,
-    data: Annotated[Path | None, typer.Option("--data", help="Test data: npz, npy or safetensors.")] = None,
+    data: Annotated[
+        Path | None, typer.Option("--data", help="Test data: npz, npy, safetensors, or a token store.")
+    ] = None,
     train: Annotated[
         Path | None, typer.Option("--train", help="Data of the fit, for baselines and other betas.")
     ] = None,
@@ -34,7 +36,7 @@ def report(
         str | None,
         typer.Option(help="Name of the array of image file names or of pictures, (N, h, w) or (N, h, w, 3)."),
     ] = None,
-    image_root: Annotated[Path | None, typer.Option(help="Folder of the image files.")] = None,
+    image_root: Annotated[Path | None, typer.Option(help="Folder of the image files; default: that of --data.")] = None,
     grid: Annotated[str | None, typer.Option(help="Rows and columns of the tokens of an image: 14x14.")] = None,
     classes: Annotated[Path | None, typer.Option(help="A file with the names of the classes, one a line.")] = None,
     title: Annotated[str | None, typer.Option(help="The headline.")] = None,
@@ -62,9 +64,10 @@ def report(
         if data is not None:
             test = FileData.read(data, targets, x, y, mask, None)
             options.update(X_test=test.X, y_test=test.y, mask_test=test.mask)
-            arrays = read_arrays(data) if texts is not None or images is not None else {}
+            arrays = {} if data.is_dir() or (texts is None and images is None) else read_arrays(data)
             options["texts"] = None if texts is None else _texts(texts, arrays, data)
-            options["images"] = None if images is None else _images(images, arrays, data, image_root)
+            options["images"] = None if images is None else _images(images, arrays, data)
+            options["image_root"] = image_root if image_root is not None or images is None else data.parent
         elif texts is not None or images is not None:
             raise ValueError("--texts and --images are those of the test samples; give the test data with --data.")
         if train is not None:
@@ -104,13 +107,10 @@ def _texts(name: str, arrays: dict[str, np.ndarray], source: Path) -> list[str]:
     )
 
 
-def _images(name: str, arrays: dict[str, np.ndarray], source: Path, root: Path | None) -> list[Any]:
+def _images(name: str, arrays: dict[str, np.ndarray], source: Path) -> list[Any]:
     if name not in arrays:
         raise ValueError(f"{source} has no array {name!r} for the images; it holds {', '.join(sorted(arrays))}.")
-    values = arrays[name]
-    if values.dtype.kind not in "US":
-        return list(values)
-    return [str((root or source.parent) / str(file)) for file in values.tolist()]
+    return arrays[name].tolist() if arrays[name].dtype.kind in "US" else list(arrays[name])
 
 
 def _json(file: Path) -> Any:

@@ -12,7 +12,6 @@ from sklearn.base import is_classifier
 
 from convexformer.data import TokenDataset
 from convexformer.estimators import TokenEstimator
-from convexformer.estimators.inputs import read_labels, read_real
 from convexformer.report.text import clean
 
 
@@ -64,6 +63,8 @@ class Evidence:
     beta_path: BetaPath | None = None
     no_path: str = ""
     """Why there is no path."""
+    n_given: int = 0
+    """Test samples that were given; those read may be fewer."""
     environment: Mapping[str, str] = field(default_factory=dict)
     seconds: float = 20.0
     """For what is computed by leaving tokens out."""
@@ -126,40 +127,3 @@ class Evidence:
     def class_token(self) -> int:
         """How many tokens come before the grid: 1 for a class token, 0 for none."""
         return 0 if self.token_grid is None else self.model.token_shape_[0] - self.token_grid[0] * self.token_grid[1]
-
-
-def read_test(model: TokenEstimator, X: Any, y: Any, mask: Any) -> tuple[TokenDataset | None, np.ndarray | None]:
-    """Read test tokens and targets; raise where they do not match."""
-    if X is None:
-        if y is not None:
-            raise ValueError("y_test was given without X_test; pass both, or neither.")
-        return None, None
-    tokens = model._read_tokens(X, mask, reset=False)
-    if y is None:
-        return tokens, None
-    targets = read_labels(y) if is_classifier(model) else read_real(y)
-    if len(targets) != tokens.n_samples:
-        raise ValueError(f"X_test has {tokens.n_samples} samples and y_test has {len(targets)}; they must match.")
-    return tokens, targets
-
-
-def check_attachments(
-    tokens: TokenDataset | None, model: TokenEstimator, texts: Any, images: Any, grid: tuple[int, int] | None
-) -> None:
-    """Raise where texts or images are not one a sample, or the grid does not have the tokens of the model."""
-    for name, values in (("texts", texts), ("images", images)):
-        if values is None:
-            continue
-        if tokens is None:
-            raise ValueError(f"{name} were given without X_test; they are those of the test samples. Pass X_test.")
-        if isinstance(values, str) or len(values) != tokens.n_samples:
-            got = "one string" if isinstance(values, str) else f"{len(values)}"
-            raise ValueError(f"{name}: {got} for {tokens.n_samples} test samples; expected a list with one for each.")
-    if grid is None:
-        return
-    n = model.token_shape_[0]
-    if len(grid) != 2 or min(grid) < 1 or grid[0] * grid[1] not in (n, n - 1):
-        raise ValueError(
-            f"grid={tuple(grid)} was given; expected (rows, columns) with {n} cells, the tokens of a sample, or {n - 1} "
-            "where the first token is a class token."
-        )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from typing import final
 
@@ -55,8 +56,8 @@ class Cards:
         if self.evidence.texts is not None:
             text = self.evidence.texts[row]
             return clean(text if isinstance(text, str) else " ".join(map(str, text)))
-        if self.evidence.images is not None and isinstance(self.evidence.images[row], str):
-            return clean(self.evidence.images[row])
+        if self.evidence.images is not None and isinstance(self.evidence.images[row], (str, os.PathLike)):
+            return clean(os.path.basename(self.evidence.images[row]))
         return ""
 
     def _words(self, row: int) -> Sequence[Word]:

@@ -15,7 +15,8 @@ from convexformer.estimators import Leaderboard, TokenEstimator
 from convexformer.path import Path
 from convexformer.report import gather
 from convexformer.report.blocks import Omission, Section
-from convexformer.report.evidence import BetaPath, Evidence, check_attachments, read_test
+from convexformer.report.evidence import BetaPath, Evidence
+from convexformer.report.inputs import GivenData
 from convexformer.report.page import render
 from convexformer.report.sections import SECTIONS
 from convexformer.report.sections.setup import versions
@@ -40,6 +41,7 @@ def report(
     weight_train: Any = None,
     texts: Sequence[str | Sequence[str]] | None = None,
     images: Sequence[Any] | None = None,
+    image_root: str | os.PathLike[str] | None = None,
     grid: tuple[int, int] | None = None,
     class_names: Sequence[str] | Mapping[Any, str] | None = None,
     leaderboard: Leaderboard | None = None,
@@ -48,6 +50,7 @@ def report(
     n_betas: int = 12,
     baselines: bool = True,
     max_time: float = 60.0,
+    max_test: int = 20_000,
     fitted_with: Mapping[str, str] | None = None,
 ) -> FilePath:
     """Write one self-contained HTML page about a fitted model; return the file.
@@ -57,13 +60,14 @@ def report(
     model, path
         A fitted estimator; the file to write.
     X_test, y_test, mask_test
-        Data that the model has not seen, for scores, confusions, reliability and mistakes.
+        Data that the model has not seen, for scores, confusions, reliability and mistakes. A token store brings its labels,
+        texts, file names and grid along.
     X_train, y_train, mask_train, weight_train
         The data of the fit, for baselines of scikit-learn and for fits at other betas.
     texts
         A text for each test sample, or a list of strings, one for each of its tokens.
-    images
-        A file name or an array for each test sample.
+    images, image_root
+        A file name, under ``image_root`` where that is given, or an array for each test sample.
     grid
         ``(rows, columns)`` of the tokens of an image; a class token may come before.
     class_names
@@ -74,22 +78,26 @@ def report(
         What :func:`convexformer.path` returned on the standardised tokens, or its ``summary()``.
     title, n_betas, baselines, max_time
         The headline; betas of a path computed from the training data, and seconds for it; whether to fit baselines.
+    max_test
+        Test samples at most; of more, so many are drawn at random, and the page says so.
     fitted_with
         Versions of the software at the time of the fit.
 
     Sections that do not apply are left out, with the reason. Strings are escaped, and the page requests nothing.
     """
     check_is_fitted(model, "solution_")
-    tokens, y = read_test(model, X_test, y_test, mask_test)
-    check_attachments(tokens, model, texts, images, grid)
+    given = GivenData(X_test, y_test, mask_test, texts, images, grid).described()
+    given.check(model)
+    test = given.drawn(max_test)
     evidence = Evidence(
         model,
-        tokens,
-        y,
-        texts,
-        images,
-        None if grid is None else (int(grid[0]), int(grid[1])),
-        _class_names(model, class_names),
+        tokens=test.tokens(model),
+        y=test.targets(model),
+        texts=test.texts,
+        images=test.pictures(image_root),
+        grid=test.grid,
+        class_names=_class_names(model, class_names),
+        n_given=0 if X_test is None else len(X_test),
         environment=fitted_with or {},
     )
     training = None
@@ -173,7 +181,8 @@ def _tiles(evidence: Evidence) -> list[tuple[str, str, str]]:
     if evidence.score is not None and evidence.tokens is not None:
         value = percent(evidence.score) if evidence.classifies else number(evidence.score)
         name = "test accuracy" if evidence.classifies else "test R²"
-        tiles.append((name, value, count(evidence.tokens.n_samples, "test sample")))
+        drawn = f" of {evidence.n_given:,}, drawn at random" if evidence.tokens.n_samples < evidence.n_given else ""
+        tiles.append((name, value, count(evidence.tokens.n_samples, "test sample") + drawn))
     if hasattr(model, "best_score_"):
         tiles.append((f"{gather.score_name(model)}, folds", number(model.best_score_), "by cross-validation"))
     proof = model.certificate_

@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 
-from convexformer.report.blocks import Block, Figure, Note, Omission, Section, Table
+from convexformer.report.blocks import Block, Facts, Figure, Note, Omission, Section, Table
 from convexformer.report.charts import FIRST, MUTED, Spec, axis, chart, hint, line, log_axis, named_lines
 from convexformer.report.evidence import Evidence
 from convexformer.report.text import DASH, finite, number, seconds
@@ -21,6 +21,8 @@ def convergence(evidence: Evidence) -> Section | Omission:
     history = evidence.model.solution_.history
     if not history:
         return Omission("Convergence", "the model was saved without the history of its solve.")
+    if len(history) == 1:
+        return _single_check(evidence)
     shown = thinned(history)
     rows = [
         {
@@ -50,17 +52,18 @@ def convergence(evidence: Evidence) -> Section | Omission:
     solution = evidence.model.solution_
     few = len(rows) <= 40
     x = axis("iteration", "iteration", axis={"tickMinStep": 1, "grid": False})
-    y: Spec = {"scale": {"zero": False, "domain": _domain(shown), "clamp": True}}
+    y: Spec = {"scale": {"zero": False, "domain": _domain(shown)}}
     tip = hint(iteration="iteration", primal="primal", dual="dual")
     band = {
         "transform": [{"filter": "datum.dual !== null"}],
-        "mark": {"type": "area", "fill": FIRST, "fillOpacity": 0.12},
+        "mark": {"type": "area", "fill": FIRST, "fillOpacity": 0.12, "clip": True},
         "encoding": {"x": x, "y": axis("objective", "primal", **y), "y2": {"field": "dual"}},
     }
     ys = {"primal": axis("objective", "primal", **y), "dual": axis("objective", "dual", **y)}
     curves = named_lines(x, ys, few)
     for layer in curves:
         layer["encoding"]["tooltip"] = tip
+        layer["mark"]["clip"] = True  # early dual values may be far below
     gap = line(x, log_axis("relative gap", "gap"), FIRST, few)
     gap["encoding"]["tooltip"] = hint(iteration="iteration", gap="relative gap")
     goal = {
@@ -68,13 +71,12 @@ def convergence(evidence: Evidence) -> Section | Omission:
         "encoding": {"y": {"datum": evidence.model.tolerance}},
     }
     proof = solution.certificate
-    fall = f"falling from {number(shown[0].primal, 5)} to" if len(shown) > 1 else "of"
     blocks: list[Block] = [
         Figure(
             "primal-dual",
             "Primal and dual value",
-            f"Primal value (the objective) {fall} {number(proof.primal, 5)}, dual value (the lower bound) "
-            f"of {number(proof.dual, 5)}; the optimum lies in the band between.",
+            f"Primal value (the objective) falling from {number(shown[0].primal, 5)} to {number(proof.primal, 5)}, dual "
+            f"value (the lower bound) of {number(proof.dual, 5)}; the optimum lies in the band between.",
             chart(rows, [band, *curves], 240),
             table,
         ),
@@ -96,6 +98,26 @@ def convergence(evidence: Evidence) -> Section | Omission:
     return Section("convergence", "Convergence", lead, blocks)
 
 
+def _single_check(evidence: Evidence) -> Section:
+    """Return the one check there was: a curve needs two."""
+    solution, proof = evidence.model.solution_, evidence.model.certificate_
+    facts = Facts(
+        [
+            ("primal, the objective", number(proof.primal, 7)),
+            ("dual, the lower bound", number(proof.dual, 7)),
+            ("relative gap", number(proof.relative_gap, 3)),
+            ("tolerance", number(evidence.model.tolerance, 3)),
+            ("iterations", f"{solution.n_iter:,}"),
+            ("time", seconds(solution.seconds)),
+        ]
+    )
+    lead = (
+        f"The solver ({solution.solver or 'unknown'}) checked the gap once, at its end, so there is no curve to draw. "
+        f"It ended because {solution.status}."
+    )
+    return Section("convergence", "Convergence", lead, [facts])
+
+
 def thinned(history: tuple[Record, ...]) -> list[Record]:
     """Return at most ``RECORDS`` of the history, the first and the last among them."""
     if len(history) <= RECORDS:
@@ -109,7 +131,8 @@ def _domain(history: list[Record]) -> list[float]:
     primal = [r.primal for r in history if math.isfinite(r.primal)]
     best, top = min(primal), max(primal)
     lowest = best - 0.6 * max(top - best, 1e-3 * abs(best))
-    dual = [r.dual for r in history if math.isfinite(r.dual) and r.dual >= lowest]
+    last = history[-1].dual
+    dual = [r.dual for r in history if math.isfinite(r.dual) and (r.dual >= lowest or r.dual == last)]
     low = min([*dual, best])
     room = 0.05 * max(top - low, 1e-9 * max(abs(top), 1e-300))
     return [low - room, top + room]
