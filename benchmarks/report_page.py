@@ -75,6 +75,7 @@ def draw(pages: dict[str, Path], folder: Path) -> None:
         browser.open(pages["auto"])
         browser.picture(folder / "report_blocks.png", "#blocks")
         browser.open(pages["attention"])
+        browser.picture(folder / "report_convergence.png", "#convergence")
         browser.picture(folder / "report_betas.png", "#betas")
         browser.picture(folder / "report_mistakes.png", "#mistakes", height=720)
 

@@ -38,7 +38,7 @@ def render(
         "follows": [name for name, figure in figures.items() if figure.follows_slider],
         "steps": [list(step) for slider in sliders for step in slider.steps],
     }
-    scripts = [charts_script(), _resource("page.js")]
+    scripts = [f"/*\n{_resource('notices.txt')}*/\n{charts_script()}", _resource("page.js")]
     environment = Environment(
         loader=PackageLoader("convexformer.report"),
         autoescape=True,
