@@ -420,6 +420,18 @@ class Store:
         return TokenDataset.of(self.X)
 
 
+def test_a_search_by_another_score_is_named_by_it(case, tmp_path):
+    y = case["y_train"] > 4
+    model = cf.TokenClassifierCV(cv=2, n_betas=3, scoring="neg_log_loss").fit(case["X_train"], y)
+    tested = {"X_test": TokenDataset.of(case["X_test"]), "y_test": case["y_test"] > 4}
+    file = model.report(tmp_path / "page.html", **tested, X_train=case["X_train"], y_train=y)
+    text = Tree(file.read_text()).text
+    assert "neg log loss, folds" in text
+    assert "test accuracy" in text
+    assert "Neg log loss against beta: by cross-validation it is at most" in text
+    assert "on the test data it is at most" not in text
+
+
 def test_a_store_brings_its_labels_texts_and_grid_and_large_data_is_drawn_from(case, tmp_path):
     store = Store(case["X_test"], case["y_test"], [f"text <{k}>" for k in range(140)])
     file = case["model"].report(tmp_path / "store.html", store, max_test=100)

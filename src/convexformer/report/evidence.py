@@ -12,6 +12,7 @@ from sklearn.base import is_classifier
 
 from convexformer.data import TokenDataset
 from convexformer.estimators import TokenEstimator
+from convexformer.estimators.inputs import plain_label
 from convexformer.report.text import clean
 
 
@@ -81,7 +82,7 @@ class Evidence:
 
     def name_of(self, label: Any) -> str:
         """Return the name of a class."""
-        plain = label.item() if isinstance(label, np.generic) else label
+        plain = plain_label(label)
         return clean(self.class_names.get(plain, plain), 80)
 
     @cached_property

@@ -83,9 +83,9 @@ def probe_rows(evidence: Evidence, training: Training) -> Iterator[Measured]:
             if evidence.tokens is not None and evidence.y is not None and evidence.tokens.n_tokens == tokens.n_tokens:
                 score = probe.score(evidence.tokens, evidence.y)
             entry = probe.entry
-            yield Measured(
-                entry.name, entry.reads, entry.setting, entry.score, entry.spread, score, entry.seconds, entry.gap
-            )
+            same = fold_name(evidence.model) == test_name(evidence.model)  # probes are scored by accuracy or R^2
+            mean, spread = (entry.score, entry.spread) if same else (None, None)
+            yield Measured(entry.name, entry.reads, entry.setting, mean, spread, score, entry.seconds, entry.gap)
 
 
 # ---------------------------------------------------------------------- paths of betas
@@ -189,9 +189,14 @@ def _cv_scores(model: TokenEstimator, ratios: np.ndarray) -> tuple[np.ndarray | 
     return known.cv_scores[: len(ratios)], known.cv_spread[: len(ratios)]
 
 
-def score_name(model: TokenEstimator) -> str:
-    """Return what ``score`` is."""
+def test_name(model: TokenEstimator) -> str:
+    """Return what ``model.score`` is, the score on the test data."""
+    return "accuracy" if is_classifier(model) else "R²"
+
+
+def fold_name(model: TokenEstimator) -> str:
+    """Return what the folds of a search were scored by."""
     scoring = getattr(model, "scoring", None)
     if isinstance(scoring, str):
         return scoring.replace("_", " ")
-    return ("accuracy" if is_classifier(model) else "R²") if scoring is None else "score"
+    return test_name(model) if scoring is None else "score"

@@ -34,7 +34,7 @@ class Described(Protocol):
 @final
 @dataclass(frozen=True)
 class GivenData:
-    """Tokens, targets and what is shown of the samples; ``n_given`` counts them before some were drawn."""
+    """Tokens, targets and what is shown of the samples."""
 
     X: Any = None
     y: Any = None
@@ -42,6 +42,13 @@ class GivenData:
     texts: Sequence[str | Sequence[str]] | None = None
     images: Sequence[Any] | None = None
     grid: tuple[int, int] | None = None
+
+    @property
+    def n_samples(self) -> int:
+        """How many samples there are."""
+        if self.X is None:
+            return 0
+        return self.X.n_samples if isinstance(self.X, TokenDataset) else len(self.X)
 
     def described(self) -> GivenData:
         """Return the same with what a store knows of its samples, where nothing else is given."""
@@ -57,8 +64,8 @@ class GivenData:
 
     def check(self, model: TokenEstimator) -> None:
         """Raise where parts do not match."""
-        n = None if self.X is None else len(self.X)
-        if n is None:
+        n = self.n_samples
+        if self.X is None:
             for name in ("y", "texts", "images"):
                 if getattr(self, name) is not None:
                     label = "y_test was" if name == "y" else f"{name} were"
@@ -73,7 +80,7 @@ class GivenData:
 
     def drawn(self, most: int) -> GivenData:
         """Return at most so many samples, drawn at random and in their order."""
-        n = 0 if self.X is None else len(self.X)
+        n = self.n_samples
         if n <= most:
             return self
         rows = np.sort(np.random.default_rng(0).choice(n, most, replace=False))

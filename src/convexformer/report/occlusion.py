@@ -7,6 +7,7 @@ from typing import final
 
 import numpy as np
 import torch
+from sklearn.base import is_classifier
 
 from convexformer.data import TokenDataset
 from convexformer.estimators import TokenEstimator
@@ -17,6 +18,8 @@ MEMORY = 1 << 26  # numbers of one batch of occluded samples: 512 MiB in float64
 @final
 class Occlusion:
     """``contribution_k = f(X) - f(X without token k)``, ``f`` the centred score of the class predicted for ``X``.
+
+    For a regressor ``f`` is its prediction (the mean of several), the sign being such that positive is away from zero.
 
     A token is taken away by putting the mean training token in its place (the mean test token, where the model does not
     standardise). For heads whose outputs are linear in the tokens the contributions of all tokens add up to the score's
@@ -55,5 +58,7 @@ class Occlusion:
         """``(n, c)`` outputs, centred over the classes, so that a shift of all logits does not count."""
         mask = None if self.tokens.mask is None else self.tokens.mask[row].expand(len(X), -1)
         outputs = self.model.outputs(TokenDataset(X, mask))
-        outputs = outputs.reshape(len(outputs), -1) if outputs.ndim != 2 else outputs
+        outputs = outputs.reshape(len(outputs), -1)
+        if not is_classifier(self.model):
+            return outputs.mean(1, keepdims=True)
         return outputs - outputs.mean(1, keepdims=True) if outputs.shape[1] > 1 else outputs

@@ -12,6 +12,7 @@ from sklearn.utils.validation import check_is_fitted
 
 from convexformer.data.files import atomic_write
 from convexformer.estimators import Leaderboard, TokenEstimator
+from convexformer.estimators.inputs import plain_label
 from convexformer.path import Path
 from convexformer.report import gather
 from convexformer.report.blocks import Omission, Section
@@ -97,7 +98,7 @@ def report(
         images=test.pictures(image_root),
         grid=test.grid,
         class_names=_class_names(model, class_names),
-        n_given=0 if X_test is None else len(X_test),
+        n_given=given.n_samples,
         environment=fitted_with or {},
     )
     training = None
@@ -147,7 +148,7 @@ def _class_names(model: TokenEstimator, names: Sequence[str] | Mapping[Any, str]
         raise ValueError(
             f"class_names has {len(names)} names; the model has {len(classes)} classes. Pass one for each."
         )
-    return dict(zip((label.item() for label in classes), names, strict=True))
+    return dict(zip(map(plain_label, classes), names, strict=True))
 
 
 def _draw(evidence: Evidence, title: str | None) -> str:
@@ -180,11 +181,11 @@ def _tiles(evidence: Evidence) -> list[tuple[str, str, str]]:
     tiles: list[tuple[str, str, str]] = []
     if evidence.score is not None and evidence.tokens is not None:
         value = percent(evidence.score) if evidence.classifies else number(evidence.score)
-        name = "test accuracy" if evidence.classifies else "test R²"
+        name = f"test {gather.test_name(model)}"
         drawn = f" of {evidence.n_given:,}, drawn at random" if evidence.tokens.n_samples < evidence.n_given else ""
         tiles.append((name, value, count(evidence.tokens.n_samples, "test sample") + drawn))
     if hasattr(model, "best_score_"):
-        tiles.append((f"{gather.score_name(model)}, folds", number(model.best_score_), "by cross-validation"))
+        tiles.append((f"{gather.fold_name(model)}, folds", number(model.best_score_), "by cross-validation"))
     proof = model.certificate_
     tiles.append(("certified gap", number(proof.relative_gap, 2) if proof.kind != "none" else "none", proof.kind))
     tiles.append(("beta / beta_max", number(gather.beta_ratio(model), 3), f"beta {number(model.beta_, 4)}"))

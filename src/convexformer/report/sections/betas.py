@@ -7,7 +7,7 @@ import numpy as np
 from convexformer.report.blocks import Block, Figure, Note, Omission, Section, Slider, Table
 from convexformer.report.charts import FIRST, INK, Spec, axis, chart, heat_map, hint, line, log_axis, named_lines
 from convexformer.report.evidence import BetaPath, Evidence
-from convexformer.report.gather import beta_ratio, score_name
+from convexformer.report.gather import beta_ratio, fold_name, test_name
 from convexformer.report.text import count, number, sentence
 
 LINES = 48  # tokens that are drawn, the largest
@@ -55,9 +55,9 @@ def _slider(evidence: Evidence, path: BetaPath, at: int) -> Slider:
         "beta": [number(r * evidence.model.beta_max_, 4) for r in path.ratios],
     }
     if path.test_scores is not None:
-        columns[f"test {score_name(evidence.model)}"] = [number(v) for v in path.test_scores]
+        columns[f"test {test_name(evidence.model)}"] = [number(v) for v in path.test_scores]
     if path.cv_scores is not None:
-        columns[f"{score_name(evidence.model)}, folds"] = [number(v) for v in path.cv_scores]
+        columns[f"{fold_name(evidence.model)}, folds"] = [number(v) for v in path.cv_scores]
     if path.norms is not None:
         columns["tokens in use"] = [f"{n} of {path.norms.shape[1]}" for n in active(path)]
     columns["certified gap"] = [number(v, 2) for v in path.gaps]
@@ -79,7 +79,8 @@ def _rule() -> Spec:
 
 
 def _scores(evidence: Evidence, path: BetaPath, at: int) -> Figure:
-    name = score_name(evidence.model)
+    name = test_name(evidence.model) if path.cv_scores is None else fold_name(evidence.model)
+    tested = path.test_scores if name == test_name(evidence.model) else None  # one axis, one kind of score
     n = len(path.ratios)
     rows = [{"k": k, "ratio": float(path.ratios[k])} for k in range(n)]
     layers: list[Spec] = []
@@ -100,14 +101,14 @@ def _scores(evidence: Evidence, path: BetaPath, at: int) -> Figure:
         words.append(
             f"by cross-validation it is at most {number(float(path.cv_scores.max()))}; the band is its spread over folds"
         )
-    if path.test_scores is not None:
-        for row, value in zip(rows, path.test_scores, strict=True):
+    if tested is not None:
+        for row, value in zip(rows, tested, strict=True):
             row["test"] = float(value)
         ys["test data"] = axis(name, "test", **scale)
         columns.append(f"test {name}")
-        for cells, value in zip(table, path.test_scores, strict=True):
+        for cells, value in zip(table, tested, strict=True):
             cells.append(number(value))
-        words.append(f"on the test data it is at most {number(float(path.test_scores.max()))}")
+        words.append(f"on the test data it is at most {number(float(tested.max()))}")
     layers.extend(named_lines(_x(), ys, points=True))
     for layer in layers:
         layer["encoding"]["tooltip"] = hint(ratio="beta / beta_max", test="test", cv="folds")

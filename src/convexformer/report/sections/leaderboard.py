@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from convexformer.report.blocks import Block, Note, Section, Table
 from convexformer.report.evidence import Evidence, Measured
-from convexformer.report.gather import score_name
+from convexformer.report.gather import fold_name, test_name
 from convexformer.report.text import DASH, clean, number, seconds
 
 
@@ -12,7 +12,6 @@ def leaderboard(evidence: Evidence) -> Section:
     """Return the rows, best first, by test score or else by cross-validation."""
     tested = any(row.test_score is not None for row in evidence.rows)
     rows = sorted(evidence.rows, key=lambda row: -_key(row, tested))
-    name = score_name(evidence.model)
     cells = [
         [
             clean(row.name, 60),
@@ -27,7 +26,15 @@ def leaderboard(evidence: Evidence) -> Section:
     ]
     table = Table(
         caption=f"Models by {'test score' if tested else 'cross-validated score'}, best first; this model is emphasised.",
-        columns=["model", f"test {name}", f"{name}, folds", "certified gap", "time", "setting", "reads"],
+        columns=[
+            "model",
+            f"test {test_name(evidence.model)}",
+            f"{fold_name(evidence.model)}, folds",
+            "certified gap",
+            "time",
+            "setting",
+            "reads",
+        ],
         rows=cells,
         numbers=frozenset({1, 2, 3, 4}),
         strong=next((k for k, row in enumerate(rows) if row.ours), None),
