@@ -6,7 +6,6 @@ import json
 import re
 import sys
 from dataclasses import replace
-from html.parser import HTMLParser
 
 import numpy as np
 import pytest
@@ -33,73 +32,9 @@ from convexformer.report.sections.weights import _singular
 from convexformer.report.text import clean, number
 from convexformer.solvers.status import Record
 from convexformer.weights import LowRank
+from report_case import HOSTILE, Tree
 
 pytest.importorskip("vl_convert", reason="vl-convert-python, which carries the charts' JavaScript, is not installed")
-
-HOSTILE = [
-    "</script><img src=x onerror=hacked=1>",
-    "<svg/onload=hacked=1>",
-    "'\"><script>hacked=1</script>",
-    "]]><!--",
-    "שלום",
-    "日本語 \U0001f600",
-    "{{ 7*7 }}{% raw %}",
-    "javascript:hacked=1",
-    "&lt;b&gt;",
-    "\ud800 lone \x00\x07\u202e surrogate",
-]
-
-
-@pytest.fixture(scope="session")
-def case():
-    """Digits of four tokens: a model with a search, and all that a report takes, hostile strings throughout."""
-    X, y = (part.numpy() for part in cf.data.digits(patch=4))
-    pictures = cf.data.digits(patch=1, positions=False).X.numpy().reshape(-1, 8, 8)
-    model = cf.TokenClassifierCV(cv=2, n_betas=5, beta_min_ratio=1e-2).fit(X[:160], y[:160])
-    return {
-        "model": model,
-        "X_test": X[160:300],
-        "y_test": y[160:300],
-        "X_train": X[:160],
-        "y_train": y[:160],
-        "texts": [f"{HOSTILE[k % len(HOSTILE)]} number {k}" for k in range(140)],
-        "images": list(pictures[160:300]),
-        "grid": (2, 2),
-        "class_names": HOSTILE,
-        "title": HOSTILE[0],
-    }
-
-
-@pytest.fixture(scope="session")
-def page(case, tmp_path_factory):
-    file = tmp_path_factory.mktemp("report") / "report.html"
-    options = {name: value for name, value in case.items() if name != "model"}
-    return case["model"].report(file, **options)
-
-
-class Tree(HTMLParser):
-    """Tags with their attributes, and the text outside of scripts and styles."""
-
-    def __init__(self, html):
-        super().__init__()
-        self.tags, self.text, self.scripts = [], "", []
-        self._inside = None
-        self.feed(html)
-
-    def handle_starttag(self, tag, attrs):
-        self.tags.append((tag, dict(attrs)))
-        self._inside = tag
-        if tag == "script":
-            self.scripts.append("")
-
-    def handle_endtag(self, tag):
-        self._inside = None
-
-    def handle_data(self, data):
-        if self._inside == "script":
-            self.scripts[-1] += data
-        elif self._inside != "style":
-            self.text += data
 
 
 def evidence_of(case, **more):
@@ -112,8 +47,8 @@ def evidence_of(case, **more):
 # ---------------------------------------------------------------------- the page
 
 
-def test_the_page_has_every_section_that_applies_and_says_why_others_do_not(page):
-    tree = Tree(page.read_text())
+def test_the_page_has_every_section_that_applies_and_says_why_others_do_not(report_page):
+    tree = Tree(report_page.read_text())
     sections = [attrs["id"] for tag, attrs in tree.tags if tag == "section"]
     assert sections == [
         *("leaderboard", "convergence", "betas", "confusion", "reliability", "tokens", "spectrum", "mistakes", "setup"),
@@ -122,14 +57,14 @@ def test_the_page_has_every_section_that_applies_and_says_why_others_do_not(page
     assert "the attention head is one head, not a sum of blocks" in tree.text
 
 
-def test_the_page_requests_nothing_and_allows_no_script_but_its_own(page):
-    tree = Tree(page.read_text())
+def test_the_page_requests_nothing_and_allows_no_script_but_its_own(report_page):
+    tree = Tree(report_page.read_text())
     assert not [tag for tag, _ in tree.tags if tag in ("link", "iframe", "object", "embed", "base", "form")]
     for tag, attrs in tree.tags:
         assert not [name for name in attrs if name.startswith("on")], (tag, attrs)
         assert attrs.get("src", "data:").startswith("data:")
         assert attrs.get("href", "#").startswith("#")
-    assert "url(" not in page.read_text().split("<style>")[1].split("</style>")[0]
+    assert "url(" not in report_page.read_text().split("<style>")[1].split("</style>")[0]
     policy = next(attrs["content"] for tag, attrs in tree.tags if attrs.get("http-equiv") == "Content-Security-Policy")
     assert policy.startswith("default-src 'none'")
     assert "unsafe-eval" not in policy
@@ -140,8 +75,8 @@ def test_the_page_requests_nothing_and_allows_no_script_but_its_own(page):
     assert set(json.loads(data)) == {"config", "charts", "follows", "steps"}
 
 
-def test_hostile_strings_are_text(page):
-    tree = Tree(page.read_text())
+def test_hostile_strings_are_text(report_page):
+    tree = Tree(report_page.read_text())
     for text in HOSTILE[:-1]:
         assert text in tree.text
     assert "49" not in re.findall(r"\{\{ 7\*7 \}\}|49 number", tree.text)
@@ -149,8 +84,8 @@ def test_hostile_strings_are_text(page):
     assert "? lone    surrogate" in tree.text or "? lone   surrogate" in tree.text
 
 
-def test_the_page_is_marked_up_for_screen_readers(page):
-    tree = Tree(page.read_text())
+def test_the_page_is_marked_up_for_screen_readers(report_page):
+    tree = Tree(report_page.read_text())
     tags = [tag for tag, _ in tree.tags]
     assert [tags.count(name) for name in ("main", "nav", "header", "footer", "h1")] == [1, 1, 1, 1, 1]
     assert ("html", {"lang": "en"}) in tree.tags
@@ -180,22 +115,22 @@ def test_embedded_json_ends_no_script_and_reads_back():
 # ---------------------------------------------------------------------- what the sections say
 
 
-def test_the_leaderboard_has_the_scores_of_the_model_and_of_baselines_on_the_same_folds(case):
-    model, found = case["model"], evidence_of(case)
+def test_the_leaderboard_has_the_scores_of_the_model_and_of_baselines_on_the_same_folds(report_case):
+    model, found = report_case["model"], evidence_of(report_case)
     own = gather.own_row(found)
-    assert own.test_score == model.score(case["X_test"], case["y_test"])
+    assert own.test_score == model.score(report_case["X_test"], report_case["y_test"])
     assert own.cv_score == model.best_score_
     assert own.gap == model.certificate_.relative_gap
-    probes = list(gather.probe_rows(found, gather.Training(case["X_train"], case["y_train"])))
+    probes = list(gather.probe_rows(found, gather.Training(report_case["X_train"], report_case["y_train"])))
     assert [row.reads for row in probes] == ["mean token", "flattened tokens"]
     assert all(row.gap is None and 0 < row.test_score < 1 for row in probes)
     board = cf.Leaderboard(model.leaderboard_)
     assert list(gather.board_rows(board, own)) == []
 
 
-def test_confusions_and_reliability_are_those_of_scikit_learn(case):
-    model, X, y = case["model"], case["X_test"], case["y_test"]
-    found = evidence_of(case)
+def test_confusions_and_reliability_are_those_of_scikit_learn(report_case):
+    model, X, y = report_case["model"], report_case["X_test"], report_case["y_test"]
+    found = evidence_of(report_case)
     figure = next(block for block in confusion_section(found).blocks if isinstance(block, Figure))
     counts = np.array([[int(cell) for cell in row[1:]] for row in figure.table.rows])
     assert (counts == confusion_matrix(y, model.predict(X))).all()
@@ -210,18 +145,18 @@ def test_confusions_and_reliability_are_those_of_scikit_learn(case):
     assert sum(group["count"] * group["true"] for group in groups) / len(y) == pytest.approx(model.score(X, y))
 
 
-def test_the_computed_path_passes_through_the_model(case):
-    found = evidence_of(case)
-    path = gather.computed_path(found, gather.Training(case["X_train"], case["y_train"]), 6, 60.0)
-    assert (path.ratios == case["model"].cv_results_["beta_ratio"][: len(path.ratios)]).all()
-    at = case["model"].best_index_
+def test_the_computed_path_passes_through_the_model(report_case):
+    found = evidence_of(report_case)
+    path = gather.computed_path(found, gather.Training(report_case["X_train"], report_case["y_train"]), 6, 60.0)
+    assert (path.ratios == report_case["model"].cv_results_["beta_ratio"][: len(path.ratios)]).all()
+    at = report_case["model"].best_index_
     assert path.test_scores[at] == pytest.approx(found.score, abs=0.02)
-    assert np.allclose(path.norms[at], case["model"].token_importance_, rtol=0.1, atol=0.05)
+    assert np.allclose(path.norms[at], report_case["model"].token_importance_, rtol=0.1, atol=0.05)
     assert (path.gaps <= 1e-3).all()
 
 
-def test_contributions_of_a_linear_head_add_up(case):
-    X, y = case["X_train"], case["y_train"]
+def test_contributions_of_a_linear_head_add_up(report_case):
+    X, y = report_case["X_train"], report_case["y_train"]
     model = cf.TokenClassifier(beta_ratio=0.05).fit(X, y)
     tokens = TokenDataset.of(X[:3])
     occlusion = Occlusion(model, tokens, 10.0)
@@ -254,10 +189,10 @@ def test_singular_values_of_factors_are_those_of_the_matrix():
     assert _singular(torch.zeros(1 << 13, 1 << 12)) is None
 
 
-def test_a_portfolio_shows_its_blocks_and_a_regressor_its_residuals(case):
+def test_a_portfolio_shows_its_blocks_and_a_regressor_its_residuals(report_case):
     head = cf.heads.Sum([cf.heads.Feature(cf.features.MeanPooling(), decay="frobenius"), "attention"])
-    model = cf.TokenClassifier(head=head, beta_ratio=0.05).fit(case["X_train"], case["y_train"])
-    found = evidence_of({**case, "model": model})
+    model = cf.TokenClassifier(head=head, beta_ratio=0.05).fit(report_case["X_train"], report_case["y_train"])
+    found = evidence_of({**report_case, "model": model})
     parts = {part.id: part for part in (section(found) for section in SECTIONS) if isinstance(part, Section)}
     shares = {row[0]: row[2] for row in parts["blocks"].blocks[0].table.rows}
     norms = model.solution_.block_norms
@@ -274,18 +209,20 @@ def test_a_portfolio_shows_its_blocks_and_a_regressor_its_residuals(case):
     assert "the model is a regressor." in [part.reason for part in parts if isinstance(part, Omission)]
 
 
-def test_a_model_alone_makes_a_page_and_says_what_is_missing(case, tmp_path):
-    model = cf.TokenClassifier(loss="squared_hinge").fit(case["X_train"], case["y_train"] > 4)
+def test_a_model_alone_makes_a_page_and_says_what_is_missing(report_case, tmp_path):
+    model = cf.TokenClassifier(loss="squared_hinge").fit(report_case["X_train"], report_case["y_train"] > 4)
     text = Tree(model.report(tmp_path / "alone.html").read_text()).text
     assert text.count("there is no test data with targets") == 3
     assert "the model was fitted at one beta" in text
-    tested = model.report(tmp_path / "tested.html", case["X_test"], case["y_test"] > 4)
+    tested = model.report(tmp_path / "tested.html", report_case["X_test"], report_case["y_test"] > 4)
     assert "has margins, not probabilities" in Tree(tested.read_text()).text
 
 
-def test_texts_with_a_word_for_each_token_are_shown_by_word(case, tmp_path):
+def test_texts_with_a_word_for_each_token_are_shown_by_word(report_case, tmp_path):
     words = [[f"w{k % 7}", "<b>", "c", "d"] for k in range(140)]
-    file = case["model"].report(tmp_path / "words.html", case["X_test"], case["y_test"], texts=words)
+    file = report_case["model"].report(
+        tmp_path / "words.html", report_case["X_test"], report_case["y_test"], texts=words
+    )
     tree = Tree(file.read_text())
     assert "word-importance" in [attrs.get("id") for _, attrs in tree.tags]
     assert not [tag for tag, _ in tree.tags if tag == "b"]
@@ -309,37 +246,41 @@ def test_texts_with_a_word_for_each_token_are_shown_by_word(case, tmp_path):
         ({"beta_path": {"beta_max": 1, "betas": [1], "relative_gaps": [0]}}, "it is of another fit"),
     ],
 )
-def test_bad_input_is_explained(case, tmp_path, options, message):
+def test_bad_input_is_explained(report_case, tmp_path, options, message):
     with pytest.raises(ValueError, match=message):
-        case["model"].report(tmp_path / "page.html", **options)
+        report_case["model"].report(tmp_path / "page.html", **options)
     assert not (tmp_path / "page.html").exists()
 
 
-def test_training_data_of_another_fit_is_refused(case, tmp_path):
+def test_training_data_of_another_fit_is_refused(report_case, tmp_path):
     with pytest.raises(ValueError, match="X_train has beta_max="):
-        case["model"].report(tmp_path / "page.html", X_train=case["X_train"][:80], y_train=case["y_train"][:80])
+        report_case["model"].report(
+            tmp_path / "page.html", X_train=report_case["X_train"][:80], y_train=report_case["y_train"][:80]
+        )
 
 
-def test_without_the_extra_the_error_says_what_to_install(case, tmp_path, monkeypatch):
+def test_without_the_extra_the_error_says_what_to_install(report_case, tmp_path, monkeypatch):
     from convexformer.report.bundle import charts_script
 
     monkeypatch.setitem(sys.modules, "vl_convert", None)
     charts_script.cache_clear()
     with pytest.raises(ValueError, match=r"convexformer\[report\]"):
-        case["model"].report(tmp_path / "page.html")
+        report_case["model"].report(tmp_path / "page.html")
     charts_script.cache_clear()
 
 
-def test_the_command_uses_what_the_run_folder_holds(case, tmp_path):
+def test_the_command_uses_what_the_run_folder_holds(report_case, tmp_path):
     call = CliRunner().invoke
     run = tmp_path / "run"
-    cf.save(case["model"], run)
-    np.savez(tmp_path / "test.npz", X=case["X_test"], y=case["y_test"], names=np.array(["missing.png"] * 140))
-    np.savez(tmp_path / "train.npz", X=case["X_train"], y=case["y_train"])
+    cf.save(report_case["model"], run)
+    np.savez(
+        tmp_path / "test.npz", X=report_case["X_test"], y=report_case["y_test"], names=np.array(["missing.png"] * 140)
+    )
+    np.savez(tmp_path / "train.npz", X=report_case["X_train"], y=report_case["y_train"])
     solved = call(app, ["path", str(tmp_path / "train.npz"), "-o", str(run), "--n-betas", "4", "--json"])
     assert solved.exit_code == 0, solved.output
     write_json(
-        run / "leaderboard.json", [{**case["model"].leaderboard_.records()[0], "name": "<u>other", "score": 0.5}]
+        run / "leaderboard.json", [{**report_case["model"].leaderboard_.records()[0], "name": "<u>other", "score": 0.5}]
     )
     words = ["report", str(run), "--data", str(tmp_path / "test.npz"), "--images", "names", "--grid", "2x2", "--json"]
     done = call(app, words)
@@ -354,22 +295,22 @@ def test_the_command_uses_what_the_run_folder_holds(case, tmp_path):
     assert call(app, [*words[:-3], "--grid", "2by2"]).exit_code == 2
     (run / "path.json").write_text("{")
     assert "is not valid JSON" in call(app, words).stderr
-    cf.save(case["model"].network_, tmp_path / "network")
+    cf.save(report_case["model"].network_, tmp_path / "network")
     assert "holds a StandardizedNetwork" in call(app, ["report", str(tmp_path / "network")]).stderr
 
 
-def test_folders_note_the_software_and_those_of_earlier_versions_load(case, tmp_path):
-    cf.save(case["model"], tmp_path)
+def test_folders_note_the_software_and_those_of_earlier_versions_load(report_case, tmp_path):
+    cf.save(report_case["model"], tmp_path)
     assert saved_with(tmp_path)["torch"] == torch.__version__
     config = json.loads((tmp_path / "config.json").read_text())
     del config["environment"]
     (tmp_path / "config.json").write_text(json.dumps(config))
     assert saved_with(tmp_path) == {"convexformer": cf.__version__}
-    assert cf.load(tmp_path).best_score_ == case["model"].best_score_
+    assert cf.load(tmp_path).best_score_ == report_case["model"].best_score_
 
 
-def test_a_leaderboard_reads_its_records_back(case):
-    board = case["model"].leaderboard_
+def test_a_leaderboard_reads_its_records_back(report_case):
+    board = report_case["model"].leaderboard_
     again = cf.Leaderboard.of_records(json.loads(json.dumps(board.records())))
     assert list(again) == list(board)
     with pytest.raises(ValueError, match="no records of a leaderboard"):
@@ -420,11 +361,11 @@ class Store:
         return TokenDataset.of(self.X)
 
 
-def test_a_search_by_another_score_is_named_by_it(case, tmp_path):
-    y = case["y_train"] > 4
-    model = cf.TokenClassifierCV(cv=2, n_betas=3, scoring="neg_log_loss").fit(case["X_train"], y)
-    tested = {"X_test": TokenDataset.of(case["X_test"]), "y_test": case["y_test"] > 4}
-    file = model.report(tmp_path / "page.html", **tested, X_train=case["X_train"], y_train=y)
+def test_a_search_by_another_score_is_named_by_it(report_case, tmp_path):
+    y = report_case["y_train"] > 4
+    model = cf.TokenClassifierCV(cv=2, n_betas=3, scoring="neg_log_loss").fit(report_case["X_train"], y)
+    tested = {"X_test": TokenDataset.of(report_case["X_test"]), "y_test": report_case["y_test"] > 4}
+    file = model.report(tmp_path / "page.html", **tested, X_train=report_case["X_train"], y_train=y)
     text = Tree(file.read_text()).text
     assert "neg log loss, folds" in text
     assert "test accuracy" in text
@@ -432,9 +373,9 @@ def test_a_search_by_another_score_is_named_by_it(case, tmp_path):
     assert "on the test data it is at most" not in text
 
 
-def test_a_store_brings_its_labels_texts_and_grid_and_large_data_is_drawn_from(case, tmp_path):
-    store = Store(case["X_test"], case["y_test"], [f"text <{k}>" for k in range(140)])
-    file = case["model"].report(tmp_path / "store.html", store, max_test=100)
+def test_a_store_brings_its_labels_texts_and_grid_and_large_data_is_drawn_from(report_case, tmp_path):
+    store = Store(report_case["X_test"], report_case["y_test"], [f"text <{k}>" for k in range(140)])
+    file = report_case["model"].report(tmp_path / "store.html", store, max_test=100)
     text = Tree(file.read_text()).text
     assert "100 test samples of 140, drawn at random" in text
     assert re.search(r"text <\d+>", text)

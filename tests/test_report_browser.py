@@ -3,7 +3,7 @@
 import pytest
 
 from browser import Browser, chromium
-from test_report import HOSTILE, case, page  # noqa: F401  (fixtures)
+from report_case import HOSTILE
 
 pytest.importorskip("vl_convert", reason="vl-convert-python, which carries the charts' JavaScript, is not installed")
 pytest.importorskip("websocket", reason="websocket-client is not installed")
@@ -11,9 +11,9 @@ pytestmark = pytest.mark.skipif(chromium() is None, reason="no Chromium here; De
 
 
 @pytest.fixture(scope="module")
-def tab(page):  # noqa: F811
+def tab(report_page):
     with Browser() as browser:
-        browser.open(page)
+        browser.open(report_page)
         yield browser
 
 
@@ -56,7 +56,7 @@ def test_the_slider_moves_by_keyboard_and_all_follows(tab):
     assert tab.problems == []
 
 
-def test_keyboard_and_screen_reader_find_their_way(tab, page):  # noqa: F811
+def test_keyboard_and_screen_reader_find_their_way(tab, report_page):
     nodes = tab.call("Accessibility.getFullAXTree")["nodes"]
     seen = [(node.get("role", {}).get("value"), node.get("name", {}).get("value", "")) for node in nodes]
     roles = [role for role, _ in seen]
@@ -65,14 +65,14 @@ def test_keyboard_and_screen_reader_find_their_way(tab, page):  # noqa: F811
     assert len(images) > 10
     assert all(images)
     assert ("slider", "beta, from the largest to the smallest") in seen
-    tab.open(page)
+    tab.open(report_page)
     tab.press("Tab")
     focused = tab.run("document.activeElement.className")
     assert focused == "skip"
     assert tab.run("getComputedStyle(document.activeElement).outlineStyle") != "none"
 
 
-def test_light_dark_print_and_narrow_screens(tab, page, tmp_path):  # noqa: F811
+def test_light_dark_print_and_narrow_screens(tab, report_page, tmp_path):
     colours = "[getComputedStyle(document.body).backgroundColor, getComputedStyle(document.body).color]"
     found = {}
     for theme in ("light", "dark", "print"):
@@ -87,15 +87,15 @@ def test_light_dark_print_and_narrow_screens(tab, page, tmp_path):  # noqa: F811
     assert tab.run(stroke) != dark  # the charts change with the page, without a second drawing
     tab.pdf(tmp_path / "page.pdf")
     assert (tmp_path / "page.pdf").read_bytes().startswith(b"%PDF")
-    tab.open(page, width=380)
+    tab.open(report_page, width=380)
     assert tab.run("document.documentElement.scrollWidth") <= 380
     assert tab.problems == []
 
 
-def test_a_script_that_got_into_the_page_would_not_run(tab, page, tmp_path):  # noqa: F811
+def test_a_script_that_got_into_the_page_would_not_run(tab, report_page, tmp_path):
     broken = tmp_path / "broken.html"
     broken.write_text(
-        page.read_text().replace("<main", "<script>hacked=1</script><img src=x onerror=hacked=1><main", 1)
+        report_page.read_text().replace("<main", "<script>hacked=1</script><img src=x onerror=hacked=1><main", 1)
     )
     tab.open(broken)
     assert tab.run("typeof hacked") == "undefined"

@@ -45,7 +45,6 @@ from convexformer.cli.options import (
     YOption,
 )
 from convexformer.cli.output import Exit, certificate_rows, out, print_json, show, user_errors, write_predictions
-from convexformer.cli.report import report
 from convexformer.data.files import write_json
 from convexformer.estimators import TokenClassifier, TokenEstimator, TokenRegressor
 from convexformer.io import load, save
@@ -60,9 +59,6 @@ app = typer.Typer(
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-
-
-app.command()(report)
 
 
 def main() -> None:
