@@ -133,7 +133,7 @@ class Browser:
         self.close()
 
 
-def _wait(ask, seconds: float = 30.0):
+def _wait(ask, seconds: float = 60.0):
     """Return the first answer that is something; raise TimeoutError when there is none in time."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:

@@ -51,7 +51,12 @@ def convergence(evidence: Evidence) -> Section | Omission:
     )
     solution = evidence.model.solution_
     few = len(rows) <= 40
-    x = axis("iteration", "iteration", axis={"tickMinStep": 1, "grid": False})
+    x = axis(
+        "iteration",
+        "iteration",
+        scale={"nice": False, "zero": False, "padding": 6},
+        axis={"tickMinStep": 1, "grid": False},
+    )
     y: Spec = {"scale": {"zero": False, "domain": _domain(shown)}}
     tip = hint(iteration="iteration", primal="primal", dual="dual")
     band = {
@@ -130,7 +135,7 @@ def _domain(history: list[Record]) -> list[float]:
     """Return the range of the chart: all primal values, and dual values not far below, early ones being very low."""
     primal = [r.primal for r in history if math.isfinite(r.primal)]
     best, top = min(primal), max(primal)
-    lowest = best - 0.6 * max(top - best, 1e-3 * abs(best))
+    lowest = best - 3 * max(top - best, 1e-3 * abs(best))
     last = history[-1].dual
     dual = [r.dual for r in history if math.isfinite(r.dual) and (r.dual >= lowest or r.dual == last)]
     low = min([*dual, best])
