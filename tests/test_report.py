@@ -1,6 +1,7 @@
 """The report: what it says is what the model does, strings stay strings, and nothing is requested."""
 
 import base64
+import copy
 import hashlib
 import json
 import re
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from sklearn.metrics import confusion_matrix, log_loss
+from sklearn.model_selection import StratifiedKFold
 from typer.testing import CliRunner
 
 import convexformer as cf
@@ -124,6 +126,10 @@ def test_the_leaderboard_has_the_scores_of_the_model_and_of_baselines_on_the_sam
     probes = list(gather.probe_rows(found, gather.Training(report_case["X_train"], report_case["y_train"])))
     assert [row.reads for row in probes] == ["mean token", "flattened tokens"]
     assert all(row.gap is None and 0 < row.test_score < 1 for row in probes)
+    assert all(row.cv_score is not None for row in probes)
+    other = evidence_of({**report_case, "model": copy.copy(model).set_params(cv=StratifiedKFold(2, shuffle=True))})
+    others = gather.probe_rows(other, gather.Training(report_case["X_train"], report_case["y_train"]))
+    assert all(row.cv_score is None and row.test_score for row in others)
     board = cf.Leaderboard(model.leaderboard_)
     assert list(gather.board_rows(board, own)) == []
 

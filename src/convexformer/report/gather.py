@@ -73,8 +73,10 @@ def probe_rows(evidence: Evidence, training: Training) -> Iterator[Measured]:
     """Fit scikit-learn's probes on the training data and score them on the test data."""
     tokens = TokenDataset.of(training.X, training.mask, token_shape=evidence.model.token_shape)
     targets = np.asarray(training.y)
-    # the folds of the model's own search, so that the two columns compare
-    splitter = check_cv(getattr(evidence.model, "cv", None), targets, classifier=is_classifier(evidence.model))
+    # the folds of the model's own search, where a number gave them: only then do their scores compare
+    cv = getattr(evidence.model, "cv", 5)
+    same = isinstance(cv, int) and fold_name(evidence.model) == test_name(evidence.model)
+    splitter = check_cv(cv if isinstance(cv, int) else 5, targets, classifier=is_classifier(evidence.model))
     folds = list(splitter.split(np.zeros(len(targets)), targets))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)
@@ -83,7 +85,6 @@ def probe_rows(evidence: Evidence, training: Training) -> Iterator[Measured]:
             if evidence.tokens is not None and evidence.y is not None and evidence.tokens.n_tokens == tokens.n_tokens:
                 score = probe.score(evidence.tokens, evidence.y)
             entry = probe.entry
-            same = fold_name(evidence.model) == test_name(evidence.model)  # probes are scored by accuracy or R^2
             mean, spread = (entry.score, entry.spread) if same else (None, None)
             yield Measured(entry.name, entry.reads, entry.setting, mean, spread, score, entry.seconds, entry.gap)
 
