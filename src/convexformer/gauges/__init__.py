@@ -23,6 +23,7 @@ from convexformer.gauges.nuclear import NuclearNorm
 from convexformer.gauges.representer import RepresenterNorm, RepresenterRidge
 from convexformer.gauges.ridge import Ridge
 from convexformer.gauges.scaled import ScaledPenalty
+from convexformer.gauges.stochastic import StochasticNorm
 
 __all__ = [
     "Atomic",
@@ -45,6 +46,7 @@ __all__ = [
     "Ridge",
     "ScaledPenalty",
     "Sliced",
+    "StochasticNorm",
     "SumPenalty",
     "WeightsLike",
 ]

@@ -45,6 +45,14 @@ class RowGram(Protocol):
         """``Z = sum_i phi_i alpha_i^T`` in the operator's weights, for ``alpha: (R, c)``."""
 
 
+@runtime_checkable
+class Separable(Protocol):
+    """An operator each of whose rows depends on one slice ``Z[r]`` alone: as many independent maps as there are slices."""
+
+    def positions(self) -> list[tuple[Operator, Tensor]]:
+        """Return, for each slice, the map from it to its outputs, and the rows that these are."""
+
+
 class Operator(ABC):
     """A linear map ``A`` from weights ``Z`` of ``weight_shape`` to outputs ``(R, c)``; never a formed matrix of both."""
 
