@@ -46,7 +46,13 @@ def gauge_by_cvxpy(Z: list[list[Any]], stochastic: str, decay: str, d: int, c: i
 
 
 def optimum_by_cvxpy(
-    X: np.ndarray, Y: np.ndarray, beta: float, stochastic: str, decay: str, w: np.ndarray | None = None, mask: Any = None
+    X: np.ndarray,
+    Y: np.ndarray,
+    beta: float,
+    stochastic: str,
+    decay: str,
+    w: np.ndarray | None = None,
+    mask: Any = None,
 ) -> float:
     N, s, d = X.shape
     c = Y.shape[2]
@@ -115,7 +121,9 @@ def test_independent_heads_are_theorem_2_with_all_tokens_as_outputs() -> None:
 
 def test_the_printed_program_is_below_the_exact_one() -> None:
     X, Y = small_data(4)
-    values = {kind: cf.solve(cf.Problem(head_of(kind), X, Y, beta=0.1), tolerance=1e-8).objective for kind in ("row", "sub")}
+    values = {
+        kind: cf.solve(cf.Problem(head_of(kind), X, Y, beta=0.1), tolerance=1e-8).objective for kind in ("row", "sub")
+    }
     assert values["sub"] < values["row"] * (1 - 1e-3)
 
 
@@ -145,7 +153,9 @@ def test_the_prox_is_that_of_cvxpy(rows: str) -> None:
     for offset, step in ((0.0, 0.3), (4.0, 0.5), (4.0, 0.01), (1.0, 5.0)):
         Z = rng.standard_normal((4, 4)) * rng.choice([0.1, 2.0], (4, 1)) + offset * rng.standard_normal((4, 1))
         W = cp.Variable((4, 4))
-        gauge, constraints = gauge_by_cvxpy([[cp.reshape(W[r, k], (1, 1), "C") for k in range(4)] for r in range(4)], rows, "l1", 1, 1)
+        gauge, constraints = gauge_by_cvxpy(
+            [[cp.reshape(W[r, k], (1, 1), "C") for k in range(4)] for r in range(4)], rows, "l1", 1, 1
+        )
         problem = cp.Problem(cp.Minimize(0.5 * cp.sum_squares(W - Z) + step * gauge), constraints)
         problem.solve(solver=cp.CLARABEL)
         found = StochasticNorm(rows).prox(torch.from_numpy(Z)[:, :, None, None], step)[:, :, 0, 0]

@@ -82,12 +82,16 @@ class TokenAttention:
         expected = f"stochastic={self.stochastic!r}, decay={self.decay!r}"
         if self.stochastic == "independent":
             if not isinstance(network, PositionAttentionNetwork):
-                raise mismatch("attention", expected, f"it is a {type(network).__name__}, not a PositionAttentionNetwork")
+                raise mismatch(
+                    "attention", expected, f"it is a {type(network).__name__}, not a PositionAttentionNetwork"
+                )
             if network.kind != self.decay:
                 raise mismatch("attention", expected, f"its decay is {network.kind!r}")
         else:
             if not isinstance(network, StochasticAttentionNetwork):
-                raise mismatch("attention", expected, f"it is a {type(network).__name__}, not a StochasticAttentionNetwork")
+                raise mismatch(
+                    "attention", expected, f"it is a {type(network).__name__}, not a StochasticAttentionNetwork"
+                )
             if network.stochastic == "sub" and self.stochastic == "row":
                 raise mismatch("attention", expected, "its attention is substochastic")
         sizes = (network.w1.shape[1], network.w2.shape[1], network.w3.shape[-1])

@@ -47,11 +47,12 @@ class PositionOperator(Operator):
         N, s, d = self.X.shape
         flat, rows = self.X.reshape(N, s * d), torch.arange(self.output_shape[0], device=self.X.device)
         where = rows.view(N, s) if self.mask is None else self._scatter(rows[:, None], fill=-1)[..., 0]
+        whole = DenseOperator(flat, (s, d), self.n_outputs)  # shared: solvers keep what they compute of it
         found: list[tuple[Operator, Tensor]] = []
         for r in range(s):
             own = where[:, r] >= 0
-            features = flat if bool(own.all()) else flat[own]
-            found.append((DenseOperator(features, (s, d), self.n_outputs), where[own, r]))
+            part = whole if bool(own.all()) else DenseOperator(flat[own], (s, d), self.n_outputs)
+            found.append((part, where[own, r]))
         return found
 
     def compressed(self, Y: Tensor, w: Tensor) -> tuple[Operator, Tensor] | None:

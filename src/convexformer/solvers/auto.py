@@ -10,17 +10,30 @@ from convexformer.objective import HasObjective, Objective, objective_of
 from convexformer.operators import BilinearOperator
 from convexformer.solvers.base import Solver
 from convexformer.solvers.block_newton import BlockNewton
+from convexformer.solvers.by_position import ByPosition
 from convexformer.solvers.cost import explain_prediction, predicted_seconds
 from convexformer.solvers.fista import Fista
+from convexformer.solvers.frank_wolfe import FrankWolfe
 from convexformer.solvers.staircase import Staircase
 from convexformer.solvers.working_set import WorkingSet
 
-SOLVERS: dict[str, Solver] = {solver.name: solver for solver in (Fista(), Staircase(), WorkingSet(), BlockNewton())}
+SOLVERS: dict[str, Solver] = {
+    solver.name: solver
+    for solver in (
+        Fista(),
+        Staircase(),
+        WorkingSet(),
+        BlockNewton(),
+        ByPosition(lambda part: SOLVERS[select(part)]),
+        FrankWolfe(),
+    )
+}
 
 SELECTION = """
 device  penalty               operator  condition                        solver
 any     norms and ridges      features  no prox, or more weights of one  block_newton
                                         output than rows, and not tiny
+CPU     sums over slices      position  rows x weights > few_products    by_position
 CPU     nuclear norm          bilinear  weights > few_weights            staircase
 any     no nuclear norm       any       rows x weights <= few_products   fista
 CPU     priced (solvers.cost) any       least predicted seconds          fista, staircase or working_set
@@ -63,6 +76,8 @@ def select(objective: Objective, options: AutoOptions = AutoOptions()) -> str:  
     wide = objective.n_rows * objective.n_outputs <= math.prod(shape)
     if "block_newton" in serving and ((wide and not tiny) or not objective.penalty.proximal):
         return "block_newton"
+    if "by_position" in serving and not tiny and not objective.like.is_cuda:
+        return "by_position"
     if isinstance(objective.operator, BilinearOperator):
         pays = math.prod(shape) > options.few_weights
     else:
