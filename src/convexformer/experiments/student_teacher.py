@@ -1,9 +1,9 @@
 """Students of one attention layer: figures 2 and 3 of Ergen et al. 2022, with certificates, seeds and numbers for maps.
 
-A layer's attention block is the teacher. Students see its inputs and outputs: the convex program (independent heads, which is
-their (10) with all tokens as outputs), the alternative attention (9) whose optimum it is, and standard self-attention (3),
-trained by Adam. Learning rates are chosen by the training objective at each beta, betas by validation samples, for every
-student; the objectives are compared at one beta, the convex program's choice, as in the paper.
+A layer's attention block is the teacher. Students see its inputs and outputs: the convex program (independent heads,
+which is their (10) with all tokens as outputs), the alternative attention (9) whose optimum it is, and standard
+self-attention (3), trained by Adam. Learning rates are chosen by the training objective at each beta, betas by validation
+samples, for every student; the objectives are compared at one beta, the convex program's choice, as in the paper.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ def run(
 ) -> dict[str, Any]:
     """Run the experiment; write figures, ``summary.md``, ``results.json``, ``runs.json`` and ``config.json`` to ``output``.
 
-    ``data`` is a file as :mod:`~convexformer.experiments.student_teacher_data` describes it; without one a synthetic layer is
-    the teacher. Runs that ``runs.json`` holds already, with the same settings, are not done again.
+    ``data`` is a file as :mod:`~convexformer.experiments.student_teacher_data` describes it; without one a synthetic layer
+    is the teacher. Runs that ``runs.json`` holds already, with the same settings, are not done again.
     """
     study = Study.begin("student-teacher", TITLE, output, quick, console)
     small = quick or data is None
@@ -81,7 +81,9 @@ def run(
         page=_page(study, table, scores, lesson, seconds),
         seconds=seconds,
     )
-    verdicts = [(f.measured, f"[{f.verdict.colour}]{f.verdict.value}[/]") for f in study.findings]
+    verdicts: list[tuple[str, ...]] = [
+        (f.measured, f"[{f.verdict.colour}]{f.verdict.value}[/]") for f in study.findings
+    ]
     study.print_findings(f"Student and teacher: {lesson.name}", ("measured", ""), verdicts)
     study.print_files(seconds, "results.json, runs.json, config.json")
     return result
@@ -249,8 +251,9 @@ def _find(study: Study, table: dict[str, Any], scores: dict[str, Any], linear: d
     study.find(
         "Ergen et al., figure 3",
         "standard training ends in a uniform attention map",
-        f"distance of its map from the uniform one {plain_map['from_uniform']:.2f} (teacher {scores['teacher']['from_uniform']:.2f}); "
-        f"correlation with the teacher {plain_map['correlation']:.2f}, KL {plain_map['kl']:.2f}",
+        f"distance of its map from the uniform one {plain_map['from_uniform']:.2f} "
+        f"(teacher {scores['teacher']['from_uniform']:.2f}); correlation with the teacher "
+        f"{plain_map['correlation']:.2f}, KL {plain_map['kl']:.2f}",
         Verdict.YES if plain_map["from_uniform"] < 0.1 else Verdict.NO,
     )
 
@@ -264,7 +267,8 @@ def _draw(
     bound: float,
     common: float,
 ) -> None:
-    caption = f"objective and test loss against seconds, {study.numbers['students'][CONVEX]['common beta']['steps']} iterations of the convex solver"
+    iterations = study.numbers["students"][CONVEX]["common beta"]["steps"]
+    caption = f"objective and test loss against seconds; {iterations} iterations of the convex solver"
     study.draw(figures.curves, "curves.png", caption, at_common, students.at_zero, bound, common)
     shown = {"teacher": lesson.teacher_map.cpu().numpy()}
     shown |= {student: np.array(runs[0].attention_map) for student, runs in at_common.items()}

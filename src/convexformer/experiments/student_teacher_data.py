@@ -5,8 +5,8 @@ Three sources, all with the same result, a :class:`Lesson`:
 * an ``npz`` file with the layer's weights: ``X_in_train, X_in_test: (N, s, d)``, ``mask_train, mask_test: (N, s)`` and
   ``W__attention.*``, the parameters of a BERT layer by their Hugging Face names. Targets are the outputs of the attention
   block before the residual connection, computed from the weights, so that the teacher's attention maps are exact;
-* a ``safetensors`` file of activations: ``X_in, X_out: (N, s, d)``, ``attention: (N, heads, s, s)``, ``mask: (N, s)``. Targets
-  are ``X_out``; a fifth of the samples are for testing;
+* a ``safetensors`` file of activations: ``X_in, X_out: (N, s, d)``, ``attention: (N, heads, s, s)``, ``mask: (N, s)``.
+  Targets are ``X_out``; a fifth of the samples are for testing;
 * no file: a small synthetic layer, whose queries look for positions.
 """
 
@@ -75,7 +75,7 @@ class Lesson:
 
 
 def load(file: Path | None, *, quick: bool = False) -> Lesson:
-    """Read a file of activations, or make the synthetic layer; ``quick`` keeps few samples, tokens and channels of a file."""
+    """Read a file of activations, or make the synthetic layer; ``quick`` keeps few samples and channels of a file."""
     if file is None:
         return synthetic()
     arrays = read_arrays(file)
@@ -85,8 +85,8 @@ def load(file: Path | None, *, quick: bool = False) -> Lesson:
         lesson = _of_activations(arrays, file)
     else:
         raise ValueError(
-            f"{file} holds {', '.join(sorted(arrays))}; expected X_in, X_out, attention and mask (safetensors), or X_in_train, "
-            "X_in_test, mask_train, mask_test and the layer's weights W__attention.* (npz)."
+            f"{file} holds {', '.join(sorted(arrays))}; expected X_in, X_out, attention and mask (safetensors), or "
+            "X_in_train, X_in_test, mask_train, mask_test and the layer's weights W__attention.* (npz)."
         )
     return _few(lesson) if quick else lesson
 
@@ -131,7 +131,7 @@ def attention_layer(X: Tensor, mask: Tensor, weights: dict[str, Tensor], n_heads
 
 
 def mean_map(attention: Tensor, mask: Tensor) -> Tensor:
-    """``(s, s)`` the mean of attention ``(N, h, s, s)`` over heads and over the samples whose token r is real; rows sum to 1."""
+    """``(s, s)`` the mean of attention ``(N, h, s, s)`` over heads and samples whose token r is real; rows sum to one."""
     real = mask.to(attention.dtype)
     total = torch.einsum("nrk,nr->rk", attention.mean(1), real)
     return total / total.sum(1, keepdim=True).clamp_min(torch.finfo(total.dtype).tiny)

@@ -19,7 +19,7 @@ from convexformer.data import TokenDataset
 from convexformer.data.files import write_json
 from convexformer.experiments.student_teacher_data import Lesson, Part, mean_map
 from convexformer.heads import Attention
-from convexformer.networks import PositionAttentionNetwork, SoftmaxAttentionNetwork, train_in_simplex
+from convexformer.networks import Network, PositionAttentionNetwork, SoftmaxAttentionNetwork, train_in_simplex
 from convexformer.problem import Problem
 from convexformer.solvers.status import Record
 from convexformer.solving import certify, solve
@@ -86,7 +86,7 @@ class Students:
 
     def __init__(self, lesson: Lesson, config: Config, file: Path, say: Callable[[str], None]) -> None:
         self.lesson, self.config, self.file, self.say = lesson, config, file, say
-        self.kept: dict[str, Any] = {}
+        self.kept: dict[str, dict[str, Any]] = {}
         stamp = {"lesson": lesson.name, **lesson.sizes, **asdict(config)}
         self.stamp = json.loads(json.dumps(stamp))
         if file.exists():
@@ -136,8 +136,8 @@ class Students:
             self.say(key)
             self.kept[key] = json.loads(json.dumps(asdict(make())))
             write_json(self.file, {"settings": self.stamp, "runs": self.kept}, None)
-        found = {name: float(value) if value in ("inf", "nan") else value for name, value in self.kept[key].items()}
-        return Run(**found)
+        kept: dict[str, Any] = {name: _number(value) for name, value in self.kept[key].items()}
+        return Run(**kept)
 
     def _solve(self, beta: float, final: bool) -> Run:
         problem = self.problem.with_beta(beta)
@@ -251,7 +251,7 @@ class Students:
     # ------------------------------------------------------------------ a baseline without attention
 
     def linear_map(self) -> dict[str, float]:
-        """R2 of the best linear map of each token by itself, by ridge regression with lambda chosen on validation samples."""
+        """R2 of the best linear map of each token by itself: ridge regression, its weight chosen on validation samples."""
         train, found = self.lesson.train, []
         R, T = train.X[train.mask].double(), train.Y[train.mask].double()
         for power in range(-2, 5):
@@ -263,10 +263,11 @@ class Students:
         return {"validation_r2": validation, "test_r2": test, "ridge": ridge_weight}
 
 
-def _balanced(network: PositionAttentionNetwork) -> PositionAttentionNetwork:
+def _balanced(network: Network) -> PositionAttentionNetwork:
     """Scale ``w3`` so that both factors of a head have about the same norm, 1: at random its l1 norm is far larger."""
+    assert isinstance(network, PositionAttentionNetwork)
     with torch.no_grad():
-        network.w3 /= network.w3.abs().sum((1, 2), keepdim=True)
+        network.w3.div_(network.w3.abs().sum((1, 2), keepdim=True))
     return network
 
 
@@ -291,3 +292,8 @@ def _thinned(curve: list[tuple[float, float, float]]) -> list[tuple[float, float
     """Keep about ``POINTS`` points, the last one among them."""
     stride = max(1, len(curve) // POINTS)
     return [*curve[:-1:stride], *curve[-1:]]
+
+
+def _number(value: Any) -> Any:
+    """Undo what :func:`~convexformer.data.files.strict_json` makes of infinities and NaN."""
+    return float(value) if value in ("inf", "-inf", "nan") else value

@@ -84,8 +84,8 @@ class StochasticNorm(Norm):
     def prox(self, Z: Tensor, step: float | Tensor) -> Tensor:
         """``argmin_W 1/2 ||W - Z||^2 + step g(W)``, each pair by itself, by thresholds of its rows.
 
-        With row budgets ``t1`` and ``t2`` for positive and negative entries, row r of ``W`` is ``(z - m)_+ - (-z - n)_+``, its
-        thresholds m, n those of projections onto simplices. The budgets minimise a convex piecewise quadratic in two
+        With row budgets ``t1`` and ``t2`` for positive and negative entries, row r of ``W`` is ``(z - m)_+ - (-z - n)_+``,
+        its thresholds m, n those of projections onto simplices. The budgets minimise a convex piecewise quadratic in two
         variables with gradient ``(step - sum_r m_r, step - sum_r n_r)``: Newton's method finds them in a few steps.
         """
         s, _, d, c = Z.shape

@@ -22,8 +22,8 @@ from convexformer.heads.gating import (
 )
 from convexformer.heads.recovery import group_heads, singular_heads
 from convexformer.heads.token_attention import STOCHASTIC, TokenAttention
-from convexformer.networks import AttentionNetwork, Network
-from convexformer.networks.simplex import random_simplex
+from convexformer.networks import AttentionNetwork
+from convexformer.networks.simplex import SimplexNetwork, random_simplex
 from convexformer.operators import DenseOperator, GatedOperator, Operator
 from convexformer.operators.gates import sample_gates
 from convexformer.registry import one_of
@@ -114,7 +114,7 @@ class Attention(Head):
             return self._tokenwise.penalty()
         return GroupNorm("class_token") if self.decay == "l1" else NuclearNorm()
 
-    def recover(self, weights: Weights, layout: Layout) -> Network:
+    def recover(self, weights: Weights, layout: Layout) -> SimplexNetwork:
         """One head for each nonzero group (l1) or each singular value of a token's slice (l2); ``w1`` is a vertex.
 
         Zero groups get no head; proposition 1 as printed does not treat them.
@@ -150,7 +150,7 @@ class Attention(Head):
             raise mismatch(self.name, expected, f"its sizes (s, d, c) are {sizes}")
         return network.lift()
 
-    def random_network(self, layout: Layout, n_heads: int, seed: int = 0, bias: bool = False) -> Network:
+    def random_network(self, layout: Layout, n_heads: int, seed: int = 0, bias: bool = False) -> SimplexNetwork:
         """Return a random network of this head, a start for gradient training."""
         if layout.per_token:
             return self._tokenwise.random_network(layout, n_heads, seed, bias)

@@ -30,9 +30,9 @@ class TokenAttention:
 
         min_Z  sum_{i,r} L(sum_k Z[r, k]^T x_ik, y_ir) + beta g(Z)
 
-    ``"row"``, ``"sub"``: ``f = sum_j W1_j X w2_j w3_j^T`` with ``beta/2 sum_j (||w2_j||_1^2 + ||w3_j||_1^2)``, ``W1_j`` row-stochastic
-    or substochastic; g is :class:`~convexformer.gauges.StochasticNorm`. ``"independent"``: each head writes to one token of
-    its own; g is the sum over pairs (r, k) of group norms (``decay="l1"``) or nuclear norms (``"l2"``).
+    ``"row"``, ``"sub"``: ``f = sum_j W1_j X w2_j w3_j^T`` with ``beta/2 sum_j (||w2_j||_1^2 + ||w3_j||_1^2)``, ``W1_j``
+    row-stochastic or substochastic; g is :class:`~convexformer.gauges.StochasticNorm`. ``"independent"``: each head writes
+    to one token of its own; g is the sum over pairs (r, k) of group norms (``decay="l1"``) or nuclear norms (``"l2"``).
     """
 
     stochastic: str
@@ -42,21 +42,21 @@ class TokenAttention:
         """Raise where no tractable program is known."""
         if activation != "linear":
             raise ValueError(
-                f"Y is per token and activation={activation!r}: attention with an output per token is linear in this version. "
-                "Pass activation='linear', or pooled targets (N,) or (N, c)."
+                f"Y is per token and activation={activation!r}: attention with an output per token is linear in this "
+                "version. Pass activation='linear', or pooled targets (N,) or (N, c)."
             )
         if self.decay != "l1" and self.stochastic != "independent":
             raise ValueError(
-                f"Y is per token, stochastic={self.stochastic!r} and decay={self.decay!r}: the polar of that program is NP-hard, so "
-                "nothing could be certified. Use decay='l1', or stochastic='independent', which allows both."
+                f"Y is per token, stochastic={self.stochastic!r} and decay={self.decay!r}: the polar of that program is "
+                "NP-hard, so nothing could be certified. Use decay='l1', or stochastic='independent', which allows both."
             )
 
     def operator(self, tokens: TokenDataset, layout: Layout) -> PositionOperator:
         """One matrix for each pair of positions; rows are the real tokens."""
         if self.stochastic == "row" and tokens.X.dtype != torch.float64:
             raise ValueError(
-                f"the tokens are {tokens.X.dtype} and stochastic='row' asks for equal row sums, which only float64 can hold to "
-                "rounding. Pass dtype=torch.float64 to the problem."
+                f"the tokens are {tokens.X.dtype} and stochastic='row' asks for equal row sums, which are certified in "
+                "float64 only. Pass dtype=torch.float64 to the problem."
             )
         return PositionOperator(tokens.X, tokens.mask, layout.n_outputs)
 
@@ -125,11 +125,11 @@ class TokenAttention:
 
 
 def stochastic_heads(Z: Tensor, rows: str) -> tuple[Tensor, Tensor, Tensor]:
-    """Split ``Z: (s, s, d, c)`` into heads: attention ``(h, s, s)``, and factors ``(h, d)`` and ``(h, c)`` at one entry each.
+    """Split ``Z: (s, s, d, c)`` into heads: attention ``(h, s, s)``, and one-entry factors ``(h, d)`` and ``(h, c)``.
 
     Positive and negative part of each ``Z_al``, divided by the largest row sum t, are the attention of a head of weight t
-    and of one of weight -t. Row-stochastic heads need equal row sums: where ``Z_al`` has equal row sums itself, both parts lack
-    the same amount in each row, and adding it to both, evenly over the tokens, leaves their difference as it is.
+    and of one of weight -t. Row-stochastic heads need equal row sums: where ``Z_al`` has equal row sums itself, both parts
+    lack the same amount in each row, and adding it to both, evenly over the tokens, leaves their difference as it is.
     """
     s, _, d, c = Z.shape
     pairs = Z.permute(2, 3, 0, 1).reshape(d * c, s, s)

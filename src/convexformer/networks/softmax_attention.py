@@ -18,10 +18,10 @@ from convexformer.weights import Weights
 class SoftmaxAttentionNetwork(TokenNetwork):
     """``f(X) = sum_j softmax(X Wq_j Wk_j^T X^T) X Wv_j Wo_j`` (Ergen et al. 2022, (2), (3)): an output per token.
 
-    ``query, key, value: (h, d, e)``, ``out: (h, e, c)``; the paper has one head with ``e = d``. ``decay()`` is half the sum of
-    the squares of all four. ``scaled`` divides the scores by ``sqrt(e)``. ``norm`` applies LayerNorm (without parameters) to
-    the outputs and ``skip`` adds the tokens, as a block of (1) does; ``skip`` needs ``c = d``. Masked tokens are not attended
-    to. The model has no convex program, so it cannot be lifted or certified.
+    ``query, key, value: (h, d, e)``, ``out: (h, e, c)``; the paper has one head with ``e = d``. ``decay()`` is half the sum
+    of the squares of all four. ``scaled`` divides the scores by ``sqrt(e)``. ``norm`` applies LayerNorm (without
+    parameters) to the outputs and ``skip`` adds the tokens, as a block of (1) does; ``skip`` needs ``c = d``. Masked tokens
+    are not attended to. The model has no convex program, so it cannot be lifted or certified.
     """
 
     def __init__(

@@ -50,11 +50,9 @@ class StochasticAttentionNetwork(TokenNetwork):
         """``Z = sum_j w1_j (x) w2_j (x) w3_j``, after checking the attention weights."""
         w1 = self.w1.detach()
         check_stochastic(w1, self.stochastic)
+        w1, w2, w3 = w1.double(), self.w2.detach().double(), self.w3.detach().double()
         if self.stochastic == "row":  # sums are one to rounding: the program asks for equal sums
-            w1 = w1.double() / w1.double().sum(-1, keepdim=True)
-        else:
-            w1 = w1.double()
-        w2, w3 = self.w2.detach().double(), self.w3.detach().double()
+            w1 = w1 / w1.sum(-1, keepdim=True)
         return Weights(torch.einsum("hrk,ha,hl->rkal", w1, w2, w3), fixed(self.bias))
 
     def config(self) -> dict[str, Any]:
@@ -66,8 +64,9 @@ class StochasticAttentionNetwork(TokenNetwork):
 class PositionAttentionNetwork(TokenNetwork):
     """``f(X)_r = sum_j (w1_j^T X w2_j) w3_j[r] + bias`` with ``w1_j`` in the simplex: an output per token.
 
-    The alternative attention of Ergen et al. (2022, (9)) with the ``s c`` numbers of all tokens as its outputs: ``w1: (h, s)``,
-    ``w2: (h, d)``, ``w3: (h, s, c)``. Heads that write to one token each are stored as ``w3: (h, c)`` with ``position: (h,)``.
+    The alternative attention of Ergen et al. (2022, (9)) with the ``s c`` numbers of all tokens as its outputs:
+    ``w1: (h, s)``, ``w2: (h, d)``, ``w3: (h, s, c)``. Heads that write to one token each are stored as ``w3: (h, c)`` with
+    ``position: (h,)``.
     ``decay()`` is ``1/2 sum_j (||w2_j||_2^2 + ||w3_j||^2)``, ``||w3_j||`` the sum over tokens r of ``||w3_j[r]||_1`` for
     ``decay="l1"`` (theorem 2) and of ``||w3_j[r]||_2`` for ``"l2"`` (ordinary weight decay of heads with one token each).
     """
@@ -164,6 +163,6 @@ def check_stochastic(w1: Tensor, rows: str) -> None:
     worst = float(total.flatten()[off.flatten().argmax()])
     wanted = "to at most one" if rows == "sub" else "to one"
     raise ValueError(
-        f"w1 must be nonnegative with rows that sum {wanted}: its smallest entry is {low:.3g} and a row sums to {worst:.6g}. "
-        "The nonconvex problem has that constraint; normalise w1 (softmax or projection) before certifying."
+        f"w1 must be nonnegative with rows that sum {wanted}: its smallest entry is {low:.3g} and a row sums to "
+        f"{worst:.6g}. The nonconvex problem has that constraint; normalise w1 (softmax or projection) before certifying."
     )

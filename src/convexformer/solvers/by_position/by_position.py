@@ -1,13 +1,14 @@
 """Solve position by position: outputs that depend on slices of their own, with a penalty that is a sum over slices.
 
-``min_Z sum_r [F_r(A_r Z_r) + beta g(Z_r)]`` is a problem for each r, of a kind that other solvers know. The parts are solved in
-turn, each by the solver that suits it, and the gap of the whole is checked after every round; the whole has one scale of its
-dual point, so a round may have to be repeated to a smaller gap.
+``min_Z sum_r [F_r(A_r Z_r) + beta g(Z_r)]`` is a problem for each r, of a kind that other solvers know. The parts are solved
+in turn, each by the solver that suits it, and the gap of the whole is checked after every round; the whole has one scale of
+its dual point, so a round may have to be repeated to a smaller gap.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import final
 
@@ -89,8 +90,6 @@ class ByPosition(Solver):
         suited = solver.prepare(part)
         watch = Monitor(part, tolerance, monitor.max_iter, monitor.clock)
         watch.watch(suited, part, solver.name, patience=solver.patience)
-        try:
+        with suppress(TimeUp):
             solver.solve(suited, Weights(LowRank.of(Z) if solver.uses_factors else Z.clone()), watch)
-        except TimeUp:
-            pass
         return watch.best.dense()

@@ -1,8 +1,9 @@
 """Fully corrective Frank-Wolfe: add the atoms that the dual asks for, then find the best combination of all.
 
-For ``min_Z F(A Z) + beta g(Z)`` with the gauge g of a set of atoms. A round takes the atoms most aligned with ``-A^T grad F``,
-those that violate ``<M, a> <= beta``, and minimises ``F(sum_j t_j A a_j) + beta sum_j |t_j|`` over the coefficients of all atoms
-at hand; atoms whose coefficient is zero are dropped. It needs a linear minimisation oracle and no prox.
+For ``min_Z F(A Z) + beta g(Z)`` with the gauge g of a set of atoms. A round takes the atoms most aligned with
+``M = -A^T grad F``, those that violate ``<M, a> <= beta``, and minimises ``F(sum_j t_j A a_j) + beta sum_j |t_j|`` over the
+coefficients of all atoms at hand; atoms whose coefficient is zero are dropped. It needs a linear minimisation oracle but no
+prox.
 """
 
 from __future__ import annotations
