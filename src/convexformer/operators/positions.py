@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import final
 
 import torch
@@ -23,37 +24,43 @@ class PositionOperator(Operator):
         self.X, self.mask, self.n_outputs = X, mask, n_outputs
         N, s, d = X.shape
         self.weight_shape = (s, s, d, n_outputs)
-        self.output_shape = (N * s if mask is None else int(mask.sum()), n_outputs)
+        # indices rather than the mask: selecting by a mask syncs with the host
+        self._real = None if mask is None else mask.flatten().nonzero()[:, 0]
+        self.output_shape = (N * s if self._real is None else len(self._real), n_outputs)
 
     @property
     def like(self) -> Tensor:
         """The tokens."""
         return self.X
 
+    @property
+    def data_size(self) -> int:
+        """The tokens, once for each position."""
+        return self.X.numel() * self.X.shape[1]
+
     def apply(self, Z: Tensor) -> Tensor:
         """One product with the flattened tokens for each position."""
         N, s, d = self.X.shape
         grid = torch.matmul(self.X.reshape(N, s * d), Z.reshape(s, s * d, self.n_outputs)).movedim(0, 1)  # (N, s, c)
-        return grid.reshape(N * s, self.n_outputs) if self.mask is None else grid[self.mask]
+        rows = grid.reshape(N * s, self.n_outputs)
+        return rows if self._real is None else rows.index_select(0, self._real)
 
     def adjoint(self, V: Tensor) -> Tensor:
         """The same products backwards; masked tokens get zeros."""
         N, s, d = self.X.shape
-        grid = V.reshape(N, s, self.n_outputs) if self.mask is None else self._scatter(V)
+        grid = self._scatter(V).view(N, s, self.n_outputs)
         return torch.matmul(self.X.reshape(N, s * d).T, grid.movedim(1, 0)).reshape(self.weight_shape)
 
-    def positions(self) -> list[tuple[Operator, Tensor]]:
-        """Return, for each position r, the map from ``Z[r]`` to its outputs, and the rows that these are."""
+    def positions(self) -> Iterator[tuple[Operator, Tensor]]:
+        """Yield, for each position r, the map from ``Z[r]`` to its outputs, and the rows that these are."""
         N, s, d = self.X.shape
         flat, rows = self.X.reshape(N, s * d), torch.arange(self.output_shape[0], device=self.X.device)
-        where = rows.view(N, s) if self.mask is None else self._scatter(rows[:, None], fill=-1)[..., 0]
+        where = self._scatter(rows[:, None], fill=-1).view(N, s)
         whole = DenseOperator(flat, (s, d), self.n_outputs)  # shared: solvers keep what they compute of it
-        found: list[tuple[Operator, Tensor]] = []
         for r in range(s):
             own = where[:, r] >= 0
             part = whole if bool(own.all()) else DenseOperator(flat[own], (s, d), self.n_outputs)
-            found.append((part, where[own, r]))
-        return found
+            yield part, where[own, r]
 
     def compressed(self, Y: Tensor, w: Tensor) -> tuple[Operator, Tensor] | None:
         """The triangular factor of the weighted samples, where there are more of them than features and none is masked."""
@@ -74,8 +81,7 @@ class PositionOperator(Operator):
         return PositionOperator(self.X.to(device=device, dtype=dtype), mask, self.n_outputs)
 
     def _scatter(self, V: Tensor, fill: int = 0) -> Tensor:
-        """``(N, s, c)`` from rows of real tokens."""
-        assert self.mask is not None
-        grid = V.new_full((*self.mask.shape, V.shape[1]), fill)
-        grid[self.mask] = V
-        return grid
+        """``(N s, c)`` from rows of real tokens."""
+        if self._real is None:
+            return V.contiguous()
+        return V.new_full((self.X.shape[0] * self.X.shape[1], V.shape[1]), fill).index_copy(0, self._real, V)

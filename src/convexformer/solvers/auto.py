@@ -10,7 +10,7 @@ from convexformer.objective import HasObjective, Objective, objective_of
 from convexformer.operators import BilinearOperator
 from convexformer.solvers.base import Solver
 from convexformer.solvers.block_newton import BlockNewton
-from convexformer.solvers.by_position import ByPosition
+from convexformer.solvers.by_position import ByPosition, parts_of
 from convexformer.solvers.cost import explain_prediction, predicted_seconds
 from convexformer.solvers.fista import Fista
 from convexformer.solvers.frank_wolfe import FrankWolfe
@@ -33,7 +33,7 @@ SELECTION = """
 device  penalty               operator  condition                        solver
 any     norms and ridges      features  no prox, or more weights of one  block_newton
                                         output than rows, and not tiny
-CPU     sums over slices      position  rows x weights > few_products    by_position
+CPU     sums over slices      position  a part alone is not for fista    by_position
 CPU     nuclear norm          bilinear  weights > few_weights            staircase
 any     no nuclear norm       any       rows x weights <= few_products   fista
 CPU     priced (solvers.cost) any       least predicted seconds          fista, staircase or working_set
@@ -77,7 +77,9 @@ def select(objective: Objective, options: AutoOptions = AutoOptions()) -> str:  
     if "block_newton" in serving and ((wide and not tiny) or not objective.penalty.proximal):
         return "block_newton"
     if "by_position" in serving and not tiny and not objective.like.is_cuda:
-        return "by_position"
+        first = next(part for _, part in parts_of(objective))
+        if select(first, options) != "fista":  # FISTA takes all positions at once
+            return "by_position"
     if isinstance(objective.operator, BilinearOperator):
         pays = math.prod(shape) > options.few_weights
     else:

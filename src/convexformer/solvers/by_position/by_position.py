@@ -7,16 +7,16 @@ its dual point, so a round may have to be repeated to a smaller gap.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import final
 
-import torch
+from torch import Tensor
 
 from convexformer.gauges import Gauge, Sliced
 from convexformer.objective import Objective
-from convexformer.operators import LowRank, Operator, Separable
+from convexformer.operators import LowRank, Separable
 from convexformer.solvers.base import Solver
 from convexformer.solvers.monitor import Monitor, TimeUp
 from convexformer.weights import Weights
@@ -62,30 +62,19 @@ class ByPosition(Solver):
 
     def solve(self, objective: Objective, start: Weights, monitor: Monitor) -> None:
         """Iterate over rounds until the monitor says to stop."""
-        assert isinstance(objective.operator, Separable)
         Z = start.dense().clone()
         monitor.check(Z, objective.evaluate(objective.apply(Z)))
-        parts, tolerance = objective.operator.positions(), self.options.first * monitor.tolerance
+        parts, tolerance = list(parts_of(objective)), self.options.first * monitor.tolerance
         for _ in monitor:
-            for r, (operator, rows) in enumerate(parts):
+            for r, part in parts:
                 if monitor.late:
                     break
-                Z[r] = 0.0 if not len(rows) else self._solve_part(objective, operator, rows, Z[r], tolerance, monitor)
+                Z[r] = self._solve_part(part, Z[r], tolerance, monitor)
             monitor.check(Z.clone(), objective.evaluate(objective.apply(Z)))
             tolerance *= self.options.later
 
-    def _solve_part(
-        self,
-        objective: Objective,
-        operator: Operator,
-        rows: torch.Tensor,
-        Z: torch.Tensor,
-        tolerance: float,
-        monitor: Monitor,
-    ) -> torch.Tensor:
+    def _solve_part(self, part: Objective, Z: Tensor, tolerance: float, monitor: Monitor) -> Tensor:
         """Solve the problem of one position, from ``Z: (s, d, c)``."""
-        targets, weights = objective.targets[rows], objective.sample_weight[rows]
-        part = replace(objective, operator=operator, targets=targets, sample_weight=weights, offset=0.0, derived=None)
         solver = self.choose(part)
         suited = solver.prepare(part)
         watch = Monitor(part, tolerance, monitor.max_iter, monitor.clock)
@@ -93,3 +82,15 @@ class ByPosition(Solver):
         with suppress(TimeUp):
             solver.solve(suited, Weights(LowRank.of(Z) if solver.uses_factors else Z.clone()), watch)
         return watch.best.dense()
+
+
+def parts_of(objective: Objective) -> Iterator[tuple[int, Objective]]:
+    """Yield the positions that have outputs, and the objective of each."""
+    assert isinstance(objective.operator, Separable)
+    for r, (operator, rows) in enumerate(objective.operator.positions()):
+        if len(rows):
+            targets, weights = objective.targets[rows], objective.sample_weight[rows]
+            yield (
+                r,
+                replace(objective, operator=operator, targets=targets, sample_weight=weights, offset=0.0, derived=None),
+            )
