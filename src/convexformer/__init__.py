@@ -4,6 +4,7 @@ __version__ = "0.1.0"
 
 from convexformer import data, deep, features, gauges, heads, losses, margin, networks, operators, solvers
 from convexformer.certificates import Certificate
+from convexformer.counts import cost
 from convexformer.estimators import (
     Leaderboard,
     TokenClassifier,
@@ -37,6 +38,7 @@ __all__ = [
     "ZeroSolutionWarning",
     "certify",
     "compare",
+    "cost",
     "data",
     "deep",
     "features",
