@@ -8,6 +8,7 @@ import time
 import warnings
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any, final
 
@@ -18,7 +19,7 @@ from torch import Tensor
 from convexformer.data import TokenDataset
 from convexformer.data.files import write_json
 from convexformer.experiments.student_teacher_data import Lesson, Part, mean_map
-from convexformer.heads import Attention
+from convexformer.heads import Attention, Layout
 from convexformer.networks import Network, PositionAttentionNetwork, SoftmaxAttentionNetwork, train_in_simplex
 from convexformer.problem import Problem
 from convexformer.solvers.status import Record
@@ -26,6 +27,7 @@ from convexformer.solving import certify, solve
 from convexformer.weights import Weights
 
 CONVEX = "convex"
+HEAD = Attention(stochastic="independent")  # (10) of Ergen et al. with all tokens as outputs
 POINTS = 50  # of a curve
 GRID_TOLERANCE = 0.02  # relative gap of the convex solves that choose beta
 
@@ -87,24 +89,46 @@ class Students:
     def __init__(self, lesson: Lesson, config: Config, file: Path, say: Callable[[str], None]) -> None:
         self.lesson, self.config, self.file, self.say = lesson, config, file, say
         self.kept: dict[str, dict[str, Any]] = {}
+        self.facts: dict[str, Any] = {}
+        self.new_runs = 0
         stamp = {"lesson": lesson.name, **lesson.sizes, **asdict(config)}
         self.stamp = json.loads(json.dumps(stamp))
         if file.exists():
             found = json.loads(file.read_text())
-            self.kept = found["runs"] if found["settings"] == self.stamp else {}
-        train = lesson.train
-        self.problem = Problem(
-            Attention(stochastic="independent"), train.X, train.Y, beta=1.0, mask=train.mask, dtype=train.X.dtype
-        )
-        self.beta_max = self.problem.beta_max
-        self.at_zero = 0.5 * float(train.Y[train.mask].double().square().sum())
+            if found["settings"] == self.stamp:
+                self.kept, self.facts = found["runs"], found["facts"]
+        self.beta_max = float(self.fact("beta_max", lambda: self.problem.beta_max))
+        targets = lesson.train.Y[lesson.train.mask].double()
+        self.at_zero = 0.5 * float(targets.square().sum())
         self.networks: dict[str, Callable[[int], Any]] = self._networks()
         self._last: Weights | None = None
 
+    @cached_property
+    def problem(self) -> Problem:
+        """The convex program, at a beta that runs replace; not built where all runs are kept."""
+        train = self.lesson.train
+        return Problem(HEAD, train.X, train.Y, beta=1.0, mask=train.mask, dtype=train.X.dtype)
+
+    def fact(self, name: str, make: Callable[[], Any]) -> Any:
+        """Return a number that is kept beside the runs, or make it."""
+        if name not in self.facts:
+            self.facts[name] = make()
+            self._write()
+        return self.facts[name]
+
+    def add_seconds(self, seconds: float) -> float:
+        """Add the seconds of a call that made new runs to those of the calls before; return all."""
+        if self.new_runs:
+            self.facts["seconds"] = self.facts.get("seconds", 0.0) + seconds
+            self._write()
+        return float(self.facts["seconds"])
+
+    def _write(self) -> None:
+        write_json(self.file, {"settings": self.stamp, "facts": self.facts, "runs": self.kept}, None)
+
     def _networks(self) -> dict[str, Callable[[int], Any]]:
         d, c, n = self.lesson.sizes["d"], self.lesson.sizes["c"], self.lesson.n_heads
-        layout, head = self.problem.layout, self.problem.head
-        assert isinstance(head, Attention)
+        layout, head = Layout(self.lesson.sizes["s"], d, c, per_token=True), HEAD
         found: dict[str, Callable[[int], Any]] = {
             "alternative": lambda seed: _balanced(head.random_network(layout, self.config.heads, seed)),
             "standard": lambda seed: SoftmaxAttentionNetwork.random(d, c, seed=seed),
@@ -135,7 +159,8 @@ class Students:
         if key not in self.kept:
             self.say(key)
             self.kept[key] = json.loads(json.dumps(asdict(make())))
-            write_json(self.file, {"settings": self.stamp, "runs": self.kept}, None)
+            self.new_runs += 1
+            self._write()
         kept: dict[str, Any] = {name: _number(value) for name, value in self.kept[key].items()}
         return Run(**kept)
 

@@ -9,12 +9,12 @@ prox.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Protocol, final, runtime_checkable
+from typing import final
 
 import torch
 from torch import Tensor
 
-from convexformer.gauges import Atomic, Gauge
+from convexformer.gauges import FiniteAtoms, Gauge
 from convexformer.objective import Evaluation, Objective
 from convexformer.operators import BilinearOperator
 from convexformer.solvers.base import Solver
@@ -31,37 +31,32 @@ class FrankWolfeOptions:
     """Set on random problems of attention with an output per token (tests/test_token_attention.py)."""
 
     atoms_per_round: int = 16
-    """Atoms added in a round, where the gauge offers several."""
+    """Atoms added in a round, at most."""
     gap_share: float = 0.1
     """A round ends at this fraction of the gap of the whole problem."""
     inner_iterations: int = 2000
     """Iterations of FISTA on the coefficients in a round, at most."""
 
 
-@runtime_checkable
-class ManyAtoms(Protocol):
-    """A gauge that is a sum over parts of ``Z``, with an atom for each of them."""
-
-    def atoms(self, M: Tensor, most: int) -> list[Tensor]:
-        """Return up to ``most`` atoms of different parts, the best aligned with ``M`` first."""
-
-
 @final
 class FrankWolfe(Solver):
-    """Combinations of few atoms, for gauges with a linear minimisation oracle."""
+    """Combinations of few atoms, for gauges of finitely many.
+
+    Group and nuclear norms have a continuum of atoms, on which it would take thousands of rounds; other solvers serve them.
+    """
 
     name = "frank_wolfe"
-    works_on = "any gauge with atoms, on combinations of few of them"
+    works_on = "gauges of finitely many atoms, on combinations of few of them"
     patience = 30  # rounds, each a solve over coefficients
 
     def __init__(self, options: FrankWolfeOptions = FrankWolfeOptions()) -> None:  # noqa: B008  (frozen)
         self.options = options
 
     def requires(self, objective: Objective) -> str | None:
-        """A gauge with an oracle, and a dual matrix that is one tensor."""
+        """A gauge of finitely many atoms, and a dual matrix that is one tensor."""
         penalty = objective.penalty
-        if not (isinstance(penalty, Gauge) and isinstance(penalty, Atomic)):
-            return f"needs a gauge with atoms; {penalty!r} has none"
+        if not (isinstance(penalty, Gauge) and isinstance(penalty, FiniteAtoms)):
+            return f"works on a gauge of finitely many atoms; {penalty!r} is none"
         if isinstance(objective.operator, BilinearOperator):
             return "forms the dual matrix as one tensor; this operator works on factors"
         return None
@@ -96,10 +91,9 @@ class FrankWolfe(Solver):
 
     def _violators(self, objective: Objective, M: Tensor) -> list[Tensor]:
         """Return the atoms of largest ``<M, a>``, above beta."""
-        penalty = objective.penalty
-        assert isinstance(penalty, Atomic)
-        many = penalty.atoms(M, self.options.atoms_per_round) if isinstance(penalty, ManyAtoms) else [penalty.atom(M)]
-        return [atom for atom in many if float((M * atom).sum()) > objective.beta]
+        assert isinstance(objective.penalty, FiniteAtoms)
+        best = objective.penalty.atoms(M, self.options.atoms_per_round)
+        return [atom for atom in best if float((M * atom).sum()) > objective.beta]
 
     def _correct(
         self, objective: Objective, atoms: AtomSet, t: Tensor, at: Evaluation, goal: float, monitor: Monitor
