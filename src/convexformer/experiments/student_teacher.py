@@ -64,6 +64,7 @@ def run(
         "students": table,
         "maps": scores,
         "linear_map_per_token": linear,
+        "first_token": lesson.first_token(),
         **machine,
     }
     _find(study, table, scores, linear)

@@ -73,6 +73,12 @@ class Lesson:
         N, s, d = self.train.X.shape
         return {"N": N, "s": s, "d": d, "c": self.train.Y.shape[2]}
 
+    def first_token(self) -> dict[str, float]:
+        """Return the share of the teacher's attention that goes to the first token, and how much that token varies."""
+        x = self.train.X[:, 0].double()
+        varies = float((x - x.mean(0)).square().sum() / x.square().sum())
+        return {"attention": float(self.teacher_map[:, 0].mean()), "variance_share": varies}
+
 
 def load(file: Path | None, *, quick: bool = False) -> Lesson:
     """Read a file of activations, or make the synthetic layer; ``quick`` keeps few samples and channels of a file."""
