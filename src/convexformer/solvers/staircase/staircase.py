@@ -19,7 +19,7 @@ from convexformer.operators import BilinearOperator, FactoredView, LowRank
 from convexformer.solvers.base import Solver
 from convexformer.solvers.fista import fista
 from convexformer.solvers.monitor import Monitor
-from convexformer.solvers.staircase.bursts import Point, burst, point_at
+from convexformer.solvers.staircase.bursts import Point, burst, point_at, tidy
 from convexformer.solvers.staircase.frames import Frames, Products
 from convexformer.solvers.staircase.growth import grow, prune
 from convexformer.solvers.staircase.newton import Step, newton_step
@@ -75,7 +75,7 @@ class _Walk:
     def run(self, start: Weights) -> None:
         """Check, grow, settle, and again."""
         objective, monitor, options = self.objective, self.monitor, self.options
-        Z = start.Z if isinstance(start.Z, LowRank) else LowRank.of(start.Z)
+        Z = start.Z.balanced() if isinstance(start.Z, LowRank) else LowRank.of(start.Z)
         point = point_at(objective, Z, objective.apply(Z), start.intercept)
         dual = monitor.check(Z, point.evaluation)
         self.products = Products.of(objective, _rough_dtype(objective, dual, options))
@@ -113,7 +113,7 @@ class _Walk:
         taken = monitor.iteration - before
         # a burst that used all its steps, or none, has met curvature that L-BFGS does not learn
         self.by_bursts = options.shortest_burst <= taken < options.longest_burst
-        return point, ended
+        return point if self.by_bursts else tidy(self.objective, point), ended  # Newton steps are for balanced factors
 
     def _newton(
         self, objective: Objective, products: Products, point: Point, dual: DualPoint, gap: float
