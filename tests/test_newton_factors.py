@@ -72,7 +72,9 @@ def test_products_are_the_curvature_along_the_path_of_a_step_with_the_intercept_
     step = [torch.randn(part.shape, dtype=torch.float64, generator=g) for part in (point.Z.U, point.Z.V)]
     loose = curvature.join(*step)
     D, E = curvature._stacked(loose)
-    D, _ = curvature._outside(D, E)  # the same coefficients in both spans: other factors of the same step only cost more
+    D, _ = curvature._outside(
+        D, E
+    )  # the same coefficients in both spans: other factors of the same step only cost more
     x = torch.cat([(D + (E @ curvature._unit_V.mT) @ curvature._unit_U).flatten(), E.flatten()])
 
     def value(t, x=x):

@@ -82,7 +82,7 @@ class Operator(ABC):
         return None
 
     def turned(self, rows: Turns, columns: Turns) -> Operator | None:
-        """Return ``A'`` with ``A'(Q^T Z P) = A(Z)`` for orthogonal ``Q`` and ``P``, given axis by axis as by :meth:`moments`.
+        """Return ``A'`` with ``A'(Q^T Z P) = A(Z)`` for orthogonal ``Q`` and ``P``, axis by axis as in :meth:`moments`.
 
         None where the features cannot be turned once and for all.
         """

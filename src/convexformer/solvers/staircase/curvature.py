@@ -8,7 +8,7 @@ factors meets
 where ``F''_b = F'' - F'' 1 S^+ 1^T F''``, ``S = sum_i w_i L''_i``, is the curvature of the loss once the intercept follows.
 
 Away from a stationary point the cross terms ``M`` make this Hessian indefinite, and its steps are short. What stands for
-``M`` is ``-beta U^T V + (I - P) M (I - Q)``, with unit rows and ``P``, ``Q`` the projections on the spans of the ``U_j`` and the
+``M`` is ``-beta U^T V + (I - P) M (I - Q)``, with unit rows and ``P``, ``Q`` the projections on the spans of all ``U_j`` and
 ``V_j``. The two agree at a stationary point, and along the path of :meth:`Curvature.moved` it is the Hessian of
 ``F(A Z) + beta |Z|_*``, positive as soon as the part outside the spans is below beta, which :func:`growth.grow` sees to.
 """

@@ -151,9 +151,16 @@ def _search(
     if t == 1.0:  # a direction of negative curvature has no length of its own
         while (further := value(2 * t))[0] < found and t < options.longest_step:
             t, (found, Z) = 2 * t, further
-    Z = products.leave(Z.to(dtype=point.Z.dtype))
-    arrived = point_at(objective, Z, objective.apply(Z), start if b is None or start is None else start + t * b)
-    return (arrived, t) if float(arrived.value) <= before + noise else (point, 0.0)
+    while True:
+        there = products.leave(Z.to(dtype=point.Z.dtype))
+        intercept = start if b is None or start is None else start + t * b
+        arrived = point_at(objective, there, objective.apply(there), intercept)
+        if float(arrived.value) <= before + 1e-4 * t * slope + noise:
+            return arrived, t
+        t /= 2  # weights are those of the path up to third order, and products are rough
+        if t < options.shortest_step:
+            return point, 0.0
+        Z = value(t)[1]
 
 
 def _gradient(objective: Objective, point: Point) -> LowRank:

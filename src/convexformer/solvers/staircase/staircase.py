@@ -15,7 +15,7 @@ import torch
 from convexformer.certificates import DualPoint, dual_point
 from convexformer.gauges import Factored, Proximal
 from convexformer.objective import Objective
-from convexformer.operators import BilinearOperator, FactoredView, LowRank
+from convexformer.operators import BilinearOperator, LowRank
 from convexformer.solvers.base import Solver
 from convexformer.solvers.fista import fista
 from convexformer.solvers.monitor import Monitor
@@ -70,7 +70,9 @@ class _Walk:
         self.steps = iter(monitor)
         self.products: Products
         self.decrement, self.damping = 1.0, options.damping
-        self.by_bursts = objective.like.is_cuda or not isinstance(objective.operator, FactoredView)
+        A = objective.operator
+        assert isinstance(A, BilinearOperator)
+        self.by_bursts = objective.like.is_cuda or not A.dense_pays(1)
 
     def run(self, start: Weights) -> None:
         """Check, grow, settle, and again."""
