@@ -48,6 +48,11 @@ class BilinearOperator(Operator):
         return False
 
     @property
+    def one_product(self) -> bool:
+        """Whether ``A`` is one product of a dense matrix with dense weights: then evaluations cost more than products do."""
+        return False
+
+    @property
     def block_cost(self) -> float:
         """What forming one block of ``A^T D`` costs, in products with one vector."""
         return float(min(self.weight_shape[-2:]))
@@ -249,6 +254,11 @@ class FactoredView(BilinearOperator):
         """The inner operator along other axes."""
         inner = self.inner.turned(rows, columns)
         return None if inner is None else FactoredView(inner)
+
+    @property
+    def one_product(self) -> bool:
+        """Yes, or nearly so."""
+        return True
 
     def dense_pays(self, m: int) -> bool:
         """Always: that is its point."""

@@ -117,26 +117,33 @@ class Curvature:
         Do, Eo = D - (D @ U.mT) @ U, E - (E @ V.mT) @ V
         T = torch.diag_embed(size[..., 0].square()) + (size * (D @ U.mT)).mT + size * (E @ V.mT)  # Z moves to U^T T V
         values, W = torch.linalg.eigh(0.5 * (T + T.mT))
-        turned = values < -1e-12 * values.abs().amax(-1, keepdim=True)
-        Do, Eo = size * Do, size * Eo
+        least = 1e-12 * values.abs().amax(-1, keepdim=True)
+        gone = values <= least  # and places without a term
+        P = W @ ((~gone)[..., None] * W.mT)
+        T, Do, Eo = P @ T @ P, P @ (size * Do), P @ (size * Eo)
+        before = (W.square() * size.square()).sum(1)  # (B', r) the singular values that these directions had
+        safe = (gone | (values > SAFE_CORE * before)).all(-1)[:, None, None]
         inverse = torch.where(size > 0, size, 1.0).square().reciprocal()
-        if bool(turned.any()):
-            W = W * (~turned)[:, None, :]
-            P = W @ W.mT
-            T, Do, Eo = P @ T @ P, P @ Do, P @ Eo
-        return self._joined(U, V, T, Do, Eo, inverse), bool(turned.any())
+        return self._joined((U, V, Do, Eo), T, P, inverse, safe), bool((values < -least).any())
 
-    def _joined(self, U: Tensor, V: Tensor, T: Tensor, Do: Tensor, Eo: Tensor, inverse: Tensor) -> LowRank:
-        """``U^T T V + D_o^T V + U^T E_o + D_o^T S^-1 E_o``: in as many terms as there are, up to third order, if ``T`` is
-        near ``S``, else as it stands, in twice as many.
+    def _joined(
+        self, parts: tuple[Tensor, Tensor, Tensor, Tensor], T: Tensor, P: Tensor, inverse: Tensor, safe: Tensor
+    ) -> LowRank:
+        """``U^T T V + D_o^T V + U^T E_o + D_o^T S^-1 E_o`` with all but ``S`` in the range of ``P``.
+
+        In ``safe`` blocks, where ``T`` is near ``S``, it is ``(U + T^-T D_o)^T (T V + E_o)``, the same up to third order, in
+        as many terms as there are; elsewhere it is formed as it stands, in twice as many.
         """
-        near = T * inverse  # the identity for no step
+        U, V, Do, Eo = parts
         take = self._stack.take
-        if float(torch.linalg.svdvals(near)[..., -1].min()) > SAFE_CORE:
-            left = U + torch.linalg.solve(T.mT, Do)
-            return self.Z.with_factors(take(left), take(T @ V + Eo))
-        first = self.Z.with_factors(take(U), take(T @ V + Eo))
-        return first.append(take(Do), take(V + inverse * Eo), self.Z.block)
+        unit = torch.eye(T.shape[-1], dtype=T.dtype, device=T.device)
+        core = torch.where(safe, T + (unit - P), unit)
+        left = U + torch.where(safe, torch.linalg.solve(core.mT, Do), 0.0)
+        moved = self.Z.with_factors(take(left), take(T @ V + Eo))
+        if bool(safe.all()):
+            return moved
+        more = take((~safe).expand(*Do.shape[:2], 1))[:, 0]
+        return moved.append(take(Do)[more], take(V + inverse * Eo)[more], self.Z.block[more])
 
     def intercept_along(self, outputs: Tensor) -> Tensor | None:
         """``(c,)`` the change of the best intercept as outputs change by so much, to first order."""

@@ -72,7 +72,7 @@ class _Walk:
         self.decrement, self.damping = 1.0, options.damping
         A = objective.operator
         assert isinstance(A, BilinearOperator)
-        self.by_bursts = objective.like.is_cuda or not A.dense_pays(1)
+        self.by_bursts = objective.like.is_cuda or not A.one_product
 
     def run(self, start: Weights) -> None:
         """Check, grow, settle, and again."""
