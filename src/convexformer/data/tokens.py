@@ -95,7 +95,7 @@ class TokenDataset:
         """d, the size of a token."""
         return self.X.shape[2]
 
-    @cached_property
+    @property
     def lengths(self) -> Tensor:
         """``(N,)`` the number of real tokens of each sample."""
         if self.mask is None:
@@ -105,6 +105,10 @@ class TokenDataset:
     @cached_property
     def mean_token(self) -> Tensor:
         """``(N, d)`` the mean over the real tokens."""
+        return self.mean()
+
+    def mean(self) -> Tensor:
+        """``(N, d)`` the mean over the real tokens, not kept: tracing compilers know no cached properties."""
         return self.X.sum(1) / self.lengths[:, None]
 
     @cached_property
@@ -146,7 +150,7 @@ class TokenDataset:
     def standardized(self, mean: Tensor, scale: Tensor) -> TokenDataset:
         """Return ``(X - mean) / scale``; masked tokens stay zero."""
         X = (self.X - mean) / scale
-        return TokenDataset(X if self.mask is None else X * self.mask[..., None], self.mask)
+        return TokenDataset(X if self.mask is None else X * self.mask[..., None].to(X.dtype), self.mask)
 
     def select(self, rows: Tensor | np.ndarray) -> TokenDataset:
         """Return the samples ``rows``."""
