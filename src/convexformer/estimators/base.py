@@ -93,6 +93,7 @@ class TokenEstimator(BaseEstimator, ABC):
     solution_: Solution
     masked_: bool
     seed_: int
+    data_fingerprint_: str  # of the training data, where a command read them from files
 
     # ------------------------------------------------------------------ fitted attributes
 

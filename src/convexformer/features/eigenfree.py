@@ -36,7 +36,7 @@ def eigenfree(kind: str, X: Tensor, eps: Tensor, spread: float) -> Tensor:
 
 
 def root(A: Tensor, spread: float) -> Tensor:
-    """``A^(1/2)`` for eigenvalues in ``[1 / spread, 1]``, by the coupled iteration of Newton and Schulz (Higham 2008, 6.7)."""
+    """``A^(1/2)`` for eigenvalues in ``[1 / spread, 1]``, by the coupled Newton-Schulz iteration (Higham 2008, 6.7)."""
     identity = torch.eye(A.shape[-1], dtype=A.dtype, device=A.device)
     steps = math.ceil(math.log(max(spread, 1.0)) / math.log(2.25)) + SETTLED  # small eigenvalues grow by 9/4 a step
     Y, Z = A, identity.expand_as(A)

@@ -141,6 +141,7 @@ def encode_estimator(estimator: TokenEstimator, codec: Codec) -> dict[str, Any]:
         "seed": estimator.seed_,
         "n_iter": int(estimator.n_iter_),
         "search": codec.encode_all("search.", searched),
+        "data": getattr(estimator, "data_fingerprint_", None),
         "n_features_in": int(estimator.n_features_in_),
         "feature_names_in": [str(name) for name in getattr(estimator, "feature_names_in_", ())],
     }
@@ -158,6 +159,8 @@ def decode_estimator(body: dict[str, Any], codec: Codec) -> TokenEstimator:
     estimator.masked_, estimator.seed_ = body.get("masked", False), body.get("seed", 0)
     for name, value in codec.decode_all(body.get("search", {})).items():
         setattr(estimator, name, _as_arrays(value))
+    if body.get("data") is not None:
+        estimator.data_fingerprint_ = body["data"]
     estimator.n_features_in_ = body["n_features_in"]
     if body["feature_names_in"]:
         estimator.feature_names_in_ = np.array(body["feature_names_in"], dtype=object)

@@ -183,7 +183,7 @@ def _write_onnx(
     assert program is not None
     program.model.metadata_props["classes"] = classes
     buffer = io.BytesIO()
-    program.save(buffer)
+    program.save(buffer)  # type: ignore[arg-type]
     atomic_write(path, lambda file: file.write(buffer.getvalue()))
     try:
         from onnxruntime import InferenceSession
