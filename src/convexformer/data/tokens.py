@@ -14,6 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from convexformer.data.containers import check_container
+
 TokensLike = Any  # array, tensor, or a list of ragged (s_i, d) arrays
 TOKEN_CHUNK = 1 << 24  # numbers converted to float64 at a time: 128 MiB
 # NumPy types that torch lacks, and the types they are converted to
@@ -54,6 +56,7 @@ class TokenDataset:
             if mask is not None:
                 raise ValueError("X is a TokenDataset, which has its own mask; pass mask=None.")
             X, mask = X.X, X.mask
+        check_container(X)
         if isinstance(X, np.ndarray) and X.dtype == object and X.ndim == 1:
             X = list(X)  # NumPy stores ragged samples as an array of objects
         if isinstance(X, (list, tuple)):

@@ -22,9 +22,9 @@ class TokenFeature(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstima
     """A fixed map ``phi`` of a sample's real tokens to a vector ``(p,)``: a linear head on it stays a convex program.
 
     A torch module (``forward(X, mask)`` on tensors, state in buffers) and a scikit-learn transformer (``fit``,
-    ``transform``) in one, on CPU and GPU, some samples at a time. ``fit`` sees training tokens and no labels. It also learns where the
-    features lie: :meth:`normalised` centres them and scales them to a mean squared norm of one over the training samples,
-    which is what heads and kernels read (centring changes nothing where there is an intercept).
+    ``transform``) in one, on CPU and GPU, some samples at a time. ``fit`` sees training tokens and no labels. It also
+    learns where the features lie: :meth:`normalised` centres them and scales them to a mean squared norm of one over the
+    training samples, which is what heads and kernels read (centring changes nothing where there is an intercept).
 
     A subclass writes :meth:`learn` (register buffers), :meth:`compute` and :meth:`batch_size`.
     """

@@ -9,6 +9,9 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from convexformer.data import TokenDataset
+from convexformer.registry import ClassTokenWarning, warn
+
+SMALL_SIDE = 4  # images of fewer patches a side are as likely to be no images
 
 
 def local_mean(tokens: TokenDataset, window: int, grid: tuple[int, int] | None) -> TokenDataset:
@@ -31,6 +34,11 @@ def check_grid(grid: tuple[int, ...] | None, n_tokens: int) -> tuple[int, ...]:
     """Return the grid of the tokens, one line of them by default."""
     if grid is None:
         return (n_tokens,)
+    if len(grid) == 2 and math.prod(grid) == n_tokens - 1:
+        raise ValueError(
+            f"grid={grid} was given and there are {n_tokens} tokens, one more than places: is one of them a class token? "
+            "It has no place on a grid; drop it: X[:, 1:]."
+        )
     if len(grid) != 2 or min(grid) < 1 or math.prod(grid) != n_tokens:
         raise ValueError(
             f"grid={grid} was given and there are {n_tokens} tokens; expected (h, w) with h * w = {n_tokens}."
@@ -55,3 +63,15 @@ def _slide(X: Tensor, window: int) -> Tensor:
         return X.sum(1, keepdim=True).expand_as(X)
     padded = pad(X, (0, 0, reach, reach))
     return torch.stack([padded[:, k : k + length] for k in range(window)]).sum(0)
+
+
+def ask_about_class_token(head: str, grid: tuple[int, ...] | None, n_tokens: int) -> None:
+    """Warn where the number of tokens is that of a square image and one more."""
+    side = math.isqrt(n_tokens - 1)
+    if grid is None and side >= SMALL_SIDE and side * side == n_tokens - 1:
+        warn(
+            f"there are {n_tokens} = 1 + {side} x {side} tokens: is one of them a class token? The {head} head mixes tokens "
+            f"by position, as neighbours on a line; for image patches drop it, X[:, 1:]"
+            f"{'' if head == 'fnet' else f', and pass grid=({side}, {side})'}.",
+            ClassTokenWarning,
+        )
