@@ -1,7 +1,8 @@
 """The commands. Exit codes: 0 done and certified, 2 bad input, 3 not certified to the tolerance, 1 an internal error.
 
-Ctrl-C in ``fit`` and ``path`` writes the best model, or the part of the path, so far; the exit code is 3 unless that is
-certified. ``--json`` prints strict JSON: infinity and NaN are the strings "inf", "-inf" and "nan".
+Ctrl-C ends a command with 130, but ``fit`` and ``path`` write the best model, or the part of the path, so far; the exit code
+is then 3 unless that is certified. ``--json`` prints strict JSON: infinity and NaN are the strings "inf", "-inf" and "nan".
+Nothing heavy is imported before a command runs, so that help need not wait for it.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from convexformer import __version__
 from convexformer.cli.bench import bench
 from convexformer.cli.export import export
 from convexformer.cli.heads import BlocksOption, GridOption, HeadChoice, HeadOptionOption, WindowOption
-from convexformer.cli.interrupt import ENDED, answered
+from convexformer.cli.interrupt import answered
 from convexformer.cli.models import estimator_type, fit_model, fit_status, keep_existing, load_estimator
 from convexformer.cli.options import (
     ActivationOption,
@@ -72,10 +73,7 @@ app = typer.Typer(
 def main() -> None:
     """Run the command line."""
     with answered():
-        try:
-            app(standalone_mode=True)
-        except KeyboardInterrupt:  # pragma: no cover  (click turns most of them into an abort)
-            raise SystemExit(ENDED) from None
+        app()
 
 
 @app.callback(invoke_without_command=True)

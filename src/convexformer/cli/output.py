@@ -32,15 +32,18 @@ class Exit(IntEnum):
     DONE = 0
     BAD_INPUT = 2
     NOT_CERTIFIED = 3
+    INTERRUPTED = 130  # Ctrl-C before there was anything to keep
 
 
 @contextmanager
 def user_errors() -> Iterator[None]:
-    """Report bad input as one line with exit code 2; a bug keeps its traceback."""
+    """Report bad input as one line with exit code 2, Ctrl-C as the code 130; a bug keeps its traceback."""
     try:
         with warnings.catch_warnings():
             warnings.showwarning = _show_warning
             yield
+    except KeyboardInterrupt as error:
+        raise typer.Exit(Exit.INTERRUPTED) from error
     except Exception as error:
         if not is_bad_input(error):
             raise
