@@ -253,7 +253,7 @@ def test_a_path_has_limits_for_each_beta(files, tmp_path):
     done = call(*words)
     assert done.exit_code == 3
     assert max(json.loads(done.stdout)["iterations"]) <= 2
-    assert call(*words, "--max-time", 100).exit_code == 3
+    assert call(*words, "--max-time", 100, "--force").exit_code == 3
 
 
 def test_the_quick_demo_promises_no_seconds():

@@ -11,7 +11,7 @@ from torch import nn
 
 import convexformer as cf
 from cases import ALL_HEADS, EVEN_LOSSES, random_data
-from convexformer.io.export import _portable, _quiet, export
+from convexformer.io.shipping import _portable, _quiet, export
 from convexformer.weights import Weights
 
 S, D, C = 4, 2, 2

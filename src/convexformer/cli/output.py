@@ -108,7 +108,7 @@ def write_predictions(path: Path, found: dict[str, np.ndarray]) -> None:
     delimiters = {".csv": ",", ".tsv": "\t"}
     predictions = found["predictions"]
     if path.suffix == ".npz":
-        atomic_write(path, lambda file: np.savez(file, **found))
+        atomic_write(path, lambda file: np.savez(file, **found))  # type: ignore[arg-type]
     elif path.suffix == ".npy":
         atomic_write(path, lambda file: np.save(file, predictions))
     elif path.suffix in delimiters:

@@ -15,8 +15,9 @@ def check_container(X: Any, whose: str = "tokens") -> None:
     """Raise for outputs of a model, loaders, columns of arrays, and token ids; ``whose`` names who wants the tokens."""
     kind = type(X).__name__
     wanted = f"{whose} takes tokens (N, s, d) as an array or tensor, or a list of (s_i, d) arrays; X is a {kind}"
-    if isinstance(X, Mapping) or hasattr(X, "last_hidden_state"):
-        names = list(X) if isinstance(X, Mapping) else ["last_hidden_state"]
+    mapping = isinstance(X, Mapping) and not hasattr(X, "shape")  # some sparse matrices are mappings
+    if mapping or hasattr(X, "last_hidden_state"):
+        names = list(X) if mapping else ["last_hidden_state"]
         best = "last_hidden_state" if "last_hidden_state" in names or not names else names[0]
         how = f"X.{best}" if hasattr(X, str(best)) else f"X[{best!r}]"
         raise TypeError(

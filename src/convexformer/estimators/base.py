@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from abc import ABCMeta, abstractmethod
+from abc import ABC, abstractmethod
+from collections.abc import Callable
 from contextlib import nullcontext
+from functools import wraps
 from inspect import signature
 from os import PathLike
 from typing import Any
@@ -35,19 +37,21 @@ from convexformer.solving import certify, solve
 HEAD_DEFAULTS: dict[str, Any] = {"activation": "linear", "decay": "l1", "gates": 16}  # of the estimators
 
 
-class NamedOptions(ABCMeta):
-    """Estimators whose unknown keywords are errors that name the class and the nearest option."""
+def named_options(init: Callable[..., None]) -> Callable[..., None]:
+    """Make unknown keywords of a constructor errors that name the user's class and the nearest option."""
+    known = [name for name in signature(init).parameters if name != "self"]
 
-    def __call__(cls, *args: Any, **options: Any) -> Any:
-        """Make an estimator."""
-        known = [name for name in signature(cls.__init__).parameters if name != "self"]
+    @wraps(init)
+    def checked(self: Any, *args: Any, **options: Any) -> None:
         for name in options:
             if name not in known:
-                raise TypeError(f"{cls.__name__}: {unknown('option', name, known)}")
-        return super().__call__(*args, **options)
+                raise TypeError(f"{type(self).__name__}: {unknown('option', name, known)}")
+        init(self, *args, **options)
+
+    return checked
 
 
-class TokenEstimator(BaseEstimator, metaclass=NamedOptions):
+class TokenEstimator(BaseEstimator, ABC):
     """Reads tokens, standardises them, solves, and certifies; subclasses handle the targets.
 
     ``X`` is ``(N, s, d)``, or ``(N, p)`` taken as one token of size ``p`` (``token_shape=(s, d)`` reshapes it), or a list
@@ -61,6 +65,7 @@ class TokenEstimator(BaseEstimator, metaclass=NamedOptions):
     kept with its certificate: the estimator predicts, and ``fit`` with ``warm_start=True`` continues from it.
     """
 
+    @named_options
     def __init__(
         self,
         head: str | Head = "attention",

@@ -37,7 +37,7 @@ def check_gates(gates: Any, parts: int) -> None:
     """Accept a positive number of gates, or the gates themselves (``parts`` arrays)."""
     if isinstance(gates, bool):
         raise TypeError("gates is a bool; expected a number of gates or the gates themselves.")
-    if isinstance(gates, numbers.Real):
+    if isinstance(gates, (int, float, np.integer, np.floating)):
         if gates < 1:
             raise ValueError(f"gates={gates} was given; expected at least one gate.")
         if gates > MAX_GATES:

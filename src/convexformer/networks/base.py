@@ -38,9 +38,9 @@ class Network(nn.Module, ABC):
         """Return what is needed, besides the state dict, to build this network again."""
 
     @property
-    @abstractmethod
     def token_size(self) -> tuple[int | None, int]:
-        """``(s, d)``: the number of tokens, None where any number will do, and their size."""
+        """``(s, d)``: the number of tokens, None where any number will do, and their size; an export asks for it."""
+        raise NotImplementedError(f"{type(self).__name__} does not say the sizes of its tokens: define token_size.")
 
     def keep(self, name: str, values: Tensor | None) -> None:
         """Make a copy of the values a buffer; None is a plain attribute: ``torch.export`` stumbles over empty buffers."""
