@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 PEERS := .venv-peers
 WHEEL := .venv-wheel
-QUICK_TESTS := tests/test_quick.py tests/test_user_errors.py
+QUICK_TESTS := tests/test_quick.py
 TEST_FLAGS ?= -n 2 -q
 
 .PHONY: help demo test test-slow test-gpu wheel wheel-test python-versions bench bench-quick bench-real lint types format clean
