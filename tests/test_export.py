@@ -237,7 +237,8 @@ def test_onnx_agrees():
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 @each
 def test_onnx_agrees_for_every_network(name, dtype):
-    check_onnx((name,), dtype, 1e-5 if dtype == torch.float32 else 1e-10)
+    # the exporter stores scalar factors, such as a shrinkage, in float32 even where tensors are float64
+    check_onnx((name,), dtype, 1e-5 if dtype == torch.float32 else 1e-7)
 
 
 @pytest.mark.parametrize("kind", ["sqrt", "log"])

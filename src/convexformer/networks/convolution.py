@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import cmath
 import math
-from functools import reduce
 
 import torch
 from torch import Tensor
@@ -53,7 +53,13 @@ def _by_matrices(X: Tensor, w: Tensor, grid: tuple[int, ...]) -> Tensor:
 
 
 def _fourier_matrices(grid: tuple[int, ...]) -> tuple[Tensor, Tensor]:
-    """Cosines and sines ``(s, s)`` of the transform over a grid, in float64; symmetric."""
-    angles = [(torch.arange(n).outer(torch.arange(n)) % n).double() * (2 * math.pi / n) for n in grid]
-    total = reduce(lambda one, two: (one[:, None, :, None] + two[:, None]).flatten(0, 1).flatten(1), angles)
-    return total.cos(), total.sin()
+    """Cosines and sines ``(s, s)`` of the transform over a grid, in float64; symmetric.
+
+    By Python's own numbers, so that a trace holds them as constants: the ONNX exporter stores scalar factors in float32.
+    """
+    parts = [[[cmath.exp(-2j * math.pi * (j * k % n) / n) for k in range(n)] for j in range(n)] for n in grid]
+    whole = parts[0]
+    for part in parts[1:]:  # the Kronecker product
+        whole = [[a * b for a in row for b in other] for row in whole for other in part]
+    real = torch.tensor([[value.real for value in row] for row in whole], dtype=torch.float64)
+    return real, torch.tensor([[-value.imag for value in row] for row in whole], dtype=torch.float64)
