@@ -19,8 +19,8 @@ if TYPE_CHECKING:
         TokenClassifierCV,
         TokenRegressor,
         TokenRegressorCV,
-        compare,
     )
+    from convexformer.estimators.compare import compare
     from convexformer.io import ModelFileError, export, load, save
     from convexformer.objective import Objective
     from convexformer.path import Path, path
