@@ -33,7 +33,6 @@ def _compile_all(quadratic: bool) -> None:
         H, own, D, scales = np.full((2, 2), 0.5), np.full((2, 2), 0.25), np.zeros((2, 2)), np.ones(2)
         model: tuple[Any, ...] = (1.0, Z, correction, R, H, own, True, scales, 1.0, D)
         compiled.prox_newton_sweep(groups, store.index, store.data, store.spectra, *model)
-        gates: tuple[Any, ...] = (store.gates, store.gated)
-        token_sweep(groups, starts, store.index, store.data, *gates, store.spectra, *model)
+        token_sweep(groups, starts, store.index, store.data, store.gates, store.gated, store.spectra, *model)
     support = store.support(groups)
     support.turn_back(support.turn(support.adjoint(support.apply(Z, np.zeros(2)))[0]))
