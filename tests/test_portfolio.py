@@ -10,12 +10,15 @@ import numpy as np
 import pytest
 import torch
 from sklearn.base import clone
+from sklearn.model_selection import GroupKFold
 
 import convexformer as cf
 from convexformer.data import TokenDataset
+from convexformer.estimators.held_out import HeldOut
 from convexformer.features import base
 from convexformer.features.random_features import n_random_features
 from convexformer.gauges import FrobeniusNorm, Ridge, ScaledPenalty
+from convexformer.solvers.block_newton.blocks import Blocks
 from convexformer.testing import check_head, check_penalty
 
 F, H = cf.features, cf.heads
@@ -270,7 +273,7 @@ def test_auto_fits_features_on_training_folds_alone(data, monkeypatch, tmp_path)
         return fit(self, tokens, *args, **kwargs)
 
     monkeypatch.setattr(base.TokenFeature, "fit", spy)
-    found = cf.TokenClassifierCV(head="auto", cv=3).fit(X, y, mask=mask)
+    found = cf.TokenClassifierCV(head="auto", cv=3, validation="folds").fit(X, y, mask=mask)
     maps = 4
     assert seen == [24] * 3 * maps + [36] * maps
     assert found.certificate_.meets(1e-3)
@@ -280,12 +283,71 @@ def test_auto_fits_features_on_training_folds_alone(data, monkeypatch, tmp_path)
     assert entry.score == found.best_score_
     assert "CovariancePooling" in repr(found.leaderboard_)
     assert found.leaderboard_.frame.shape[0] == 1
-    again = cf.TokenClassifierCV(head="auto", cv=3).fit(X, y, mask=mask)
+    again = cf.TokenClassifierCV(head="auto", cv=3, validation="folds").fit(X, y, mask=mask)
     np.testing.assert_array_equal(again.predict_proba(X, mask), found.predict_proba(X, mask))
     back = cf.load(cf.save(found, tmp_path / "model"))
     np.testing.assert_allclose(back.predict_proba(X, mask), found.predict_proba(X, mask), atol=1e-10)
     assert back.leaderboard_[0].score == entry.score
     assert found.certify(X, y, mask=mask).primal == pytest.approx(found.certificate_.primal)
+
+
+def test_shared_folds_refit_coefficients_without_the_samples_left_out(data):
+    """The outputs of a fold are those of the ridge problem of its training rows, solved on its own by CVXPY."""
+    X, y, mask = data
+    problem = cf.Problem(HEADS["norms"], X, y, beta_ratio=0.05, mask=mask, intercept=True)
+    solution = cf.solve(problem, tolerance=1e-8)
+    objective, blocks = problem.objective, Blocks(problem.objective)
+    K = blocks.combined(blocks.norms(solution.weights.Z) / problem.beta, problem.beta, torch.float64).numpy()
+    train, test = np.arange(24), np.arange(24, 36)
+    values, Q = np.linalg.eigh(1.5 * K[np.ix_(train, train)])
+    keep = values > 1e-10 * values[-1]
+    phi = Q[:, keep] * np.sqrt(values[keep])
+    W, b = cp.Variable((int(keep.sum()), 3)), cp.Variable((1, 3))
+    outputs = phi @ W + np.ones((24, 1)) @ b
+    loss = cp.sum(cp.log_sum_exp(outputs, axis=1)) - cp.sum(cp.multiply(objective.targets.numpy()[train], outputs))
+    cp.Problem(cp.Minimize(loss + cp.sum_squares(W) / 2)).solve(solver="CLARABEL")
+    cross = 1.5 * K[np.ix_(test, train)] @ (Q[:, keep] / np.sqrt(values[keep]))  # features of the samples left out
+    expected = cross @ W.value + b.value
+    (found,) = HeldOut([(train, test)], steps=200, tolerance=1e-14).outputs(objective, solution.weights)
+    centred = [part - part.mean(1, keepdims=True) for part in (found.numpy(), expected)]
+    np.testing.assert_allclose(*centred, atol=1e-4)
+
+
+def test_shared_folds_choose_as_folds_do_and_repeat_themselves(tmp_path):
+    X, y = (np.asarray(part)[:300] for part in cf.data.digits(patch=2))
+    shared = cf.TokenClassifierCV(head="auto", cv=3).fit(X, y)
+    strict = cf.TokenClassifierCV(head="auto", cv=3, validation="folds").fit(X, y)
+    assert shared.certificate_.meets(1e-3)
+    assert np.nanmax(shared.cv_results_["max_relative_gap"]) <= 2e-2
+    both = ~np.isnan(shared.cv_results_["mean_test_score"] + strict.cv_results_["mean_test_score"])
+    assert both.sum() >= 2
+    apart = shared.cv_results_["mean_test_score"][both] - strict.cv_results_["mean_test_score"][both]
+    assert np.abs(apart).max() <= 0.02
+    again = cf.TokenClassifierCV(head="auto", cv=3).fit(X, y)
+    np.testing.assert_array_equal(again.predict_proba(X), shared.predict_proba(X))  # no spread over refits
+    back = cf.load(cf.save(shared, tmp_path / "model"))
+    np.testing.assert_allclose(back.predict_proba(X), shared.predict_proba(X), atol=1e-10)
+
+
+def test_noise_wants_larger_betas_than_the_path_begins_with():
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(90, 3, 4))
+    y = (X[:, 0, 0] + 1.5 * rng.normal(size=90) > 0).astype(int)
+    found = cf.TokenClassifierCV(head="auto", cv=3).fit(X, y, sample_weight=1.0 + rng.random(90))
+    scored = ~np.isnan(found.cv_results_["mean_test_score"])
+    assert scored[2]
+    assert scored[1] == (np.nanargmax(found.cv_results_["mean_test_score"][2:]) == 0)
+
+
+def test_who_shares_folds(data):
+    X, y, mask = data
+    groups = np.arange(36) // 2
+    strict = cf.TokenClassifierCV(head="auto", cv=GroupKFold(3)).fit(X, y, mask=mask, groups=groups)
+    assert not np.isnan(strict.cv_results_["mean_test_score"][0])  # folds of their own begin at the largest beta
+    with pytest.raises(ValueError, match="validation='shared' needs the solver"):
+        cf.TokenClassifierCV(head="auto", validation="shared", solver="fista").fit(X, y, mask=mask)
+    with pytest.raises(ValueError, match="validation"):
+        cf.TokenClassifierCV(head="auto", validation="loo").fit(X, y, mask=mask)
 
 
 def test_auto_in_plain_estimators_and_regression(data):
