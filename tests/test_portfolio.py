@@ -14,6 +14,7 @@ from sklearn.model_selection import GroupKFold
 
 import convexformer as cf
 from convexformer.data import TokenDataset
+from convexformer.estimators import race, search
 from convexformer.estimators.held_out import HeldOut
 from convexformer.features import base
 from convexformer.features.random_features import n_random_features
@@ -375,3 +376,40 @@ def test_paths_of_long_strides_from_beta_max(data):
     X, y, mask = data
     path = cf.path(HEADS["norms"], X, y, n_betas=4, mask=mask, intercept=True, tolerance=1e-3)  # ten times each
     assert [solution.certificate.meets(1e-3) for solution in path.solutions] == [True] * 4
+
+
+def test_the_wide_portfolio_races_the_papers_heads(tmp_path, monkeypatch):
+    X, y = (np.asarray(part)[:160] for part in cf.data.digits(patch=4))
+    monkeypatch.setattr(race, "RACERS", {name: race.RACERS[name] for name in ("mixer", "attention, l2", "mlp, gated")})
+    found = cf.TokenClassifierCV(head="auto", portfolio="wide", cv=2).fit(X, y)
+    board = found.leaderboard_
+    assert {entry.name for entry in board} == {"auto", "mixer", "attention, l2", "mlp, gated"}
+    assert max(entry.gap for entry in board) <= 2e-2  # every one certified
+    assert [entry.samples is None for entry in board] == [True, True, False, False]
+    assert board.frame.shape == (4, 8)
+    back = cf.load(cf.save(found, tmp_path / "model"))
+    assert repr(back.leaderboard_) == repr(board)
+    with pytest.raises(ValueError, match="portfolio='wide' widens head='auto'"):
+        cf.TokenClassifierCV(head="linear", portfolio="wide").fit(X, y)
+
+
+def test_a_head_that_wins_the_race_is_kept(data, monkeypatch, tmp_path):
+    X, y, _ = data
+    monkeypatch.setattr(race, "RACERS", {"mixer": H.MLPMixer(), "linear": H.Linear()})
+    monkeypatch.setattr(search, "RACERS", race.RACERS)
+    monkeypatch.setattr(search.CrossValidated, "_record", _worse_for_auto(search.CrossValidated._record))
+    found = cf.TokenClassifierCV(head="auto", portfolio="wide", cv=2).fit(X, y)
+    assert found.winner_ in race.RACERS
+    assert found.leaderboard_[0].name == found.winner_
+    assert found.leaderboard_[1].name == "auto"
+    assert found.solution_.head.name == race.RACERS[found.winner_].name
+    assert found.certify(X, y).primal == pytest.approx(found.certificate_.primal)
+    back = cf.load(cf.save(found, tmp_path / "model"))
+    np.testing.assert_array_equal(back.predict(X), found.predict(X))
+
+
+def _worse_for_auto(record):
+    def recorded(self, ratios, scores, gaps):
+        record(self, ratios, scores if self.head != "auto" else 0 * scores, gaps)
+
+    return recorded

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 try:
@@ -16,4 +19,22 @@ except ImportError:  # pragma: no cover  (callers ask ``available`` first)
 else:
     available = True
 
-__all__ = ["available", "njit"]
+_UNCOMPILED: ContextVar[bool] = ContextVar("uncompiled", default=False)
+
+
+@contextmanager
+def uncompiled() -> Iterator[None]:
+    """Do without compiled loops inside: where there are few calls, compiling for the first one takes longer than all."""
+    token = _UNCOMPILED.set(True)
+    try:
+        yield
+    finally:
+        _UNCOMPILED.reset(token)
+
+
+def wanted() -> bool:
+    """Tell whether compiled loops are to be used here."""
+    return available and not _UNCOMPILED.get()
+
+
+__all__ = ["available", "njit", "uncompiled", "wanted"]

@@ -18,8 +18,8 @@ from convexformer.solvers.block_newton.blocks import Blocks
 from convexformer.solvers.block_newton.metric import Metric, Ridge, descend
 from convexformer.weights import Weights
 
-STEPS = 12  # of L-BFGS, all with one Cholesky factor
-TOLERANCE = 1e-3  # predicted decrease at which a fold's fit ends, relative to its objective
+STEPS = 40  # of L-BFGS at most, all with one Cholesky factor; some ten as a rule, more with a hundred classes
+TOLERANCE = 3e-4  # predicted decrease at which a fold's fit ends, relative to its objective
 MEMORY = 8
 
 

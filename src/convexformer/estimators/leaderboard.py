@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any, final
@@ -16,7 +17,7 @@ class Entry:
     score: float
     """Mean over folds."""
     spread: float
-    """Standard deviation over folds."""
+    """Standard deviation over folds; NaN where there was one split."""
     seconds: float
     """All fits of all folds and hyperparameters, wall clock."""
     gap: float | None
@@ -25,14 +26,16 @@ class Entry:
     """What the model reads of the tokens."""
     setting: str
     """The hyperparameters chosen."""
+    samples: int | None = None
+    """How many samples it was tried on, where it left a race before all of them."""
 
 
 @final
 class Leaderboard:
-    """Entries, best first; ``frame`` is a pandas frame of them."""
+    """Entries, best first, those that saw fewer samples after the others; ``frame`` is a pandas frame of them."""
 
     def __init__(self, entries: Iterable[Entry]) -> None:
-        self.entries = tuple(sorted(entries, key=lambda entry: -entry.score))
+        self.entries = tuple(sorted(entries, key=_rank))
 
     @property
     def frame(self) -> Any:
@@ -53,7 +56,7 @@ class Leaderboard:
     def __repr__(self) -> str:
         head = ("head", "score", "spread", "seconds", "gap", "setting", "reads")
         rows = [
-            (e.name, f"{e.score:.4f}", f"{e.spread:.4f}", f"{e.seconds:.1f}", _gap(e.gap), e.setting, e.reads)
+            (e.name, f"{e.score:.4f}", _spread(e), f"{e.seconds:.1f}", _gap(e.gap), e.setting, e.reads)
             for e in self.entries
         ]
         widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
@@ -62,6 +65,14 @@ class Leaderboard:
             for row in (head, *rows)
         ]
         return "\n".join([lines[0], "-" * len(lines[0]), *lines[1:]])
+
+
+def _rank(entry: Entry) -> tuple[float, float]:
+    return -(math.inf if entry.samples is None else entry.samples), -entry.score
+
+
+def _spread(entry: Entry) -> str:
+    return f"{entry.spread:.4f}" if entry.samples is None else f"(N={entry.samples})"
 
 
 def _gap(gap: float | None) -> str:

@@ -24,9 +24,11 @@ from convexformer.estimators.classifier import TokenClassifier
 from convexformer.estimators.folds import FoldOptions, Share, carried_forward, score_path, uninterrupted
 from convexformer.estimators.leaderboard import Entry, Leaderboard
 from convexformer.estimators.portfolio import AutoGrid, auto_path, one_thread, shared_path
+from convexformer.estimators.race import RACERS, widen
 from convexformer.estimators.regressor import TokenRegressor
 from convexformer.heads.base import Head
 from convexformer.heads.combined import Sum
+from convexformer.jit import uncompiled
 from convexformer.path import beta_ratios, total_clock, walk
 from convexformer.progress import StepBar, step_bar
 from convexformer.registry import GridEndWarning, one_of, warn
@@ -66,7 +68,8 @@ class CrossValidated(TokenEstimator):
     solved in float32 and certified in float64. ``validation="folds"``: each fold fits everything on its training part
     alone. ``"shared"``: one path on all samples; folds refit coefficients and intercepts, and share with it the maps, which
     are learnt without labels, and the block weights, one number a map. ``"auto"`` shares where ``cv`` is a number and there
-    are no ``groups``.
+    are no ``groups``. ``portfolio="wide"`` lets the papers' heads race by successive halving in ``max_time``, here the time
+    of the whole fit; the winner is cross-validated on the same folds, and kept if it does better.
 
     After ``fit``: ``leaderboard_``, ``cv_results_``, ``beta_ratios_``, ``best_index_`` (the one selected), ``best_score_``
     and ``beta_ratio_`` besides the attributes of the plain estimator; ``n_iter_`` counts the path of the last fit.
@@ -101,6 +104,7 @@ class CrossValidated(TokenEstimator):
         patience: int | None = 4,
         total_time: float | None = None,
         validation: str = "auto",
+        portfolio: str = "default",
     ) -> None:
         super().__init__(
             head=head,
@@ -130,6 +134,7 @@ class CrossValidated(TokenEstimator):
         self.patience = patience
         self.total_time = total_time
         self.validation = validation
+        self.portfolio = portfolio
 
     def fit_checkpointed(
         self,
@@ -147,8 +152,10 @@ class CrossValidated(TokenEstimator):
 
     def _choose_and_fit(self, X: Any, y: Any, sample_weight: Any, mask: Any, groups: Any) -> None:
         """Choose beta by cross-validation, then fit all samples with it."""
-        clock = total_clock(self.total_time)
+        clock, race_clock = total_clock(self.total_time), Clock(self.max_time)
         self._check_options()
+        self.winner_: str | None = None
+        self.raced_: list[dict[str, Any]] = []
         tokens, codes, w = self._read_training(X, y, sample_weight, mask)
         targets = self._read_targets(y)
         if self.scoring is None and targets.ndim > 2:
@@ -161,17 +168,25 @@ class CrossValidated(TokenEstimator):
         own = self._read_weight(sample_weight, tokens.n_samples)
         began = time.perf_counter()
         auto = AutoGrid() if isinstance(self.head, str) and self.head == "auto" else None
+        whole = tokens
         if auto is not None:
             tokens = tokens.to(dtype=torch.float32)
         ratios = beta_ratios(self.n_betas, self.beta_min_ratio) if auto is None else auto.ratios()
         options = FoldOptions(ratios, self.scoring, self.patience, max(self.tolerance, self.fold_tolerance))
         if auto is not None and self._shares(tokens, groups):
-            with one_thread(tokens):
+            with one_thread(tokens), uncompiled():
                 self._share(tokens, codes, w, targets, own, folds, options, clock)
         else:
             self._record(ratios, *self._walk_folds(tokens, targets, own, folds, options, clock))
             self._refit(tokens, codes, w, clock, ladder=auto is None)
         self.search_seconds_ = time.perf_counter() - began
+        if self.portfolio == "wide":
+            widen(self, whole, targets, own, folds, race_clock)
+
+    def _build_head(self) -> Head:
+        """Return the winner of a race, else the head asked for."""
+        winner = getattr(self, "winner_", None)
+        return super()._build_head() if winner is None else RACERS[winner]
 
     def _walk_folds(
         self,
@@ -187,7 +202,7 @@ class CrossValidated(TokenEstimator):
         share = Share.of(clock, len(folds), workers)
         fold = auto_path if isinstance(self.head, str) and self.head == "auto" else score_path
         jobs = (
-            delayed(fold)(self._single(), host, targets, w, train, test, options, share.of_fold(k))
+            delayed(fold)(self.single(), host, targets, w, train, test, options, share.of_fold(k))
             for k, (train, test) in enumerate(folds)
         )
         shown = step_bar("cross-validation", len(folds), shown=bool(self.verbose))
@@ -237,6 +252,11 @@ class CrossValidated(TokenEstimator):
     def _check_options(self) -> None:
         one_of("selection", self.selection, ("best", "1se"))
         one_of("validation", self.validation, ("auto", "folds", "shared"))
+        one_of("portfolio", self.portfolio, ("default", "wide"))
+        if self.portfolio == "wide" and not (isinstance(self.head, str) and self.head == "auto"):
+            raise ValueError(
+                f"portfolio='wide' widens head='auto'; head={self.head!r} was given. Leave one of them out."
+            )
         one_of("solver", self.solver, ("auto", *SOLVERS))
         check_limits(self.fold_tolerance, None, None)
         if self.patience is not None and (not isinstance(self.patience, Integral) or self.patience < 1):
@@ -265,28 +285,28 @@ class CrossValidated(TokenEstimator):
     def leaderboard_(self) -> Leaderboard:
         """What was tried, as a table: the score of the head at its beta, its spread over folds, seconds, gap."""
         check_is_fitted(self, "solution_")
-        head, found = self.solution_.head, self.cv_results_
-        at = self.best_index_
-        return Leaderboard(
-            [
-                Entry(
-                    name=self.head if isinstance(self.head, str) else head.label(),
-                    score=float(found["mean_test_score"][at]),
-                    spread=float(found["std_test_score"][at]),
-                    seconds=self.search_seconds_,
-                    gap=max(float(np.nanmax(found["max_relative_gap"])), self.certificate_.relative_gap),
-                    reads=", ".join(head.labels()) if isinstance(head, Sum) else head.label(),
-                    setting=f"beta_ratio {self.beta_ratio_:.2g}",
-                )
-            ]
+        return Leaderboard([self.entry(), *(Entry(**raced) for raced in self.raced_)])
+
+    def entry(self) -> Entry:
+        """Return the row of this search in a leaderboard."""
+        head, found, at = self.solution_.head, self.cv_results_, self.best_index_
+        return Entry(
+            name=self.winner_ or (self.head if isinstance(self.head, str) else head.label()),
+            score=float(found["mean_test_score"][at]),
+            spread=float(found["std_test_score"][at]),
+            seconds=self.search_seconds_,
+            gap=max(float(np.nanmax(found["max_relative_gap"])), self.certificate_.relative_gap),
+            reads=", ".join(head.labels()) if isinstance(head, Sum) else head.label(),
+            setting=f"beta_ratio {self.beta_ratio_:.2g}",
         )
 
-    def _single(self) -> TokenEstimator:
-        """Return an unfitted plain estimator with the same options, for one fold."""
+    def single(self, head: Head | None = None) -> TokenEstimator:
+        """Return an unfitted plain estimator with the same options, for one fold; with another head, where given."""
         plain = TokenClassifier if is_classifier(self) else TokenRegressor
         names = set(plain().get_params())
         own = {name: value for name, value in self.get_params(deep=False).items() if name in names}
-        return clone(plain(**{**own, "verbose": 0, "random_state": self.seed_}))  # the same gates in every fold
+        own |= {"verbose": 0, "random_state": self.seed_} | ({} if head is None else {"head": head, "max_time": None})
+        return clone(plain(**own))  # the same gates in every fold
 
     def _record(self, ratios: np.ndarray, scores: np.ndarray, gaps: np.ndarray) -> None:
         """Select a beta from the scores and gaps, ``(folds, betas)``, NaN where a fold has not got."""

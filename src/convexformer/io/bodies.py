@@ -28,7 +28,10 @@ ESTIMATORS: dict[str, type[TokenEstimator]] = {
     kind.__name__: kind for kind in (TokenClassifier, TokenClassifierCV, TokenRegressor, TokenRegressorCV)
 }
 # fitted attributes of the estimators that choose beta by cross-validation
-SEARCH_ATTRIBUTES = ("cv_results_", "beta_ratios_", "best_index_", "best_score_", "beta_ratio_", "search_seconds_")
+SEARCH_ATTRIBUTES = (
+    *("cv_results_", "beta_ratios_", "best_index_", "best_score_", "beta_ratio_"),
+    *("search_seconds_", "winner_", "raced_"),
+)
 
 
 # ---------------------------------------------------------------------- solutions

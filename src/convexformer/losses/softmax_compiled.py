@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from convexformer.jit import available, njit
+from convexformer.jit import njit, wanted
 from convexformer.rows import Rows
 
 FEW_CLASSES = 32  # up to here a plain loop over pairs of classes is as fast as a matrix product
@@ -23,7 +23,7 @@ STEPS = 15
 
 def serves(F: Tensor, rows: Rows) -> bool:
     """Tell whether :func:`best` takes these outputs ``F: (R, c)``: few classes, float64, all rows in this process."""
-    return available and rows.in_process and F.shape[1] <= FEW_CLASSES and not F.is_cuda and F.dtype == torch.float64
+    return wanted() and rows.in_process and F.shape[1] <= FEW_CLASSES and not F.is_cuda and F.dtype == torch.float64
 
 
 def best(F: Tensor, Y: Tensor, w: Tensor, start: Tensor) -> Tensor | None:
