@@ -8,7 +8,7 @@ seed draws a new one of the same sizes out of all samples. Each model chooses it
 (``auto`` and logistic regression by the same number of folds, the attentive probes on 20% of it) and is scored once on the
 test part. Seconds are CPU seconds of this process and its children, all fits included. ``±`` is the standard deviation over
 1,000 bootstrap samples of the test set of seed 0, ``spread`` that over seeds. ``log-loss`` and ``ECE`` (15 bins) measure the
-probabilities. ``--models`` names the models to run; ``auto, folds of its own`` fits maps and block weights anew in each fold.
+probabilities. ``--models`` names the models to run; ``auto, folds of its own`` fits maps and block weights in each fold.
 """
 
 from __future__ import annotations
