@@ -278,7 +278,7 @@ def test_auto_fits_features_on_training_folds_alone(data, monkeypatch, tmp_path)
     maps = 4
     assert seen == [24] * 3 * maps + [36] * maps
     assert found.certificate_.meets(1e-3)
-    assert np.nanmax(found.cv_results_["max_relative_gap"]) <= 2e-2
+    assert np.nanmax(found.cv_results_["max_relative_gap"]) <= 3e-2
     entry = found.leaderboard_[0]
     assert entry.name == "auto"
     assert entry.score == found.best_score_
@@ -319,7 +319,7 @@ def test_shared_folds_choose_as_folds_do_and_repeat_themselves(tmp_path):
     shared = cf.TokenClassifierCV(head="auto", cv=3).fit(X, y)
     strict = cf.TokenClassifierCV(head="auto", cv=3, validation="folds").fit(X, y)
     assert shared.certificate_.meets(1e-3)
-    assert np.nanmax(shared.cv_results_["max_relative_gap"]) <= 2e-2
+    assert np.nanmax(shared.cv_results_["max_relative_gap"]) <= 3e-2
     both = ~np.isnan(shared.cv_results_["mean_test_score"] + strict.cv_results_["mean_test_score"])
     assert both.sum() >= 2
     apart = shared.cv_results_["mean_test_score"][both] - strict.cv_results_["mean_test_score"][both]
@@ -384,7 +384,7 @@ def test_the_wide_portfolio_races_the_papers_heads(tmp_path, monkeypatch):
     found = cf.TokenClassifierCV(head="auto", portfolio="wide", cv=2).fit(X, y)
     board = found.leaderboard_
     assert {entry.name for entry in board} == {"auto", "mixer", "attention, l2", "mlp, gated"}
-    assert max(entry.gap for entry in board) <= 2e-2  # every one certified
+    assert max(entry.gap for entry in board) <= 3e-2  # every one certified
     assert [entry.samples is None for entry in board] == [True, True, False, False]
     assert board.frame.shape == (4, 8)
     back = cf.load(cf.save(found, tmp_path / "model"))
