@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from convexformer.jit import available as available
 from convexformer.jit import njit, wanted
 from convexformer.rows import LOCAL, Rows
 
