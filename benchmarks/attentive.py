@@ -81,6 +81,7 @@ class TunedProbe:
     kind: str
     sweep: Sweep
     seed: int = 0
+    device: str = "cpu"
     fits: int = 0
     setting: str = ""
     score: float = 0.0
@@ -92,7 +93,7 @@ class TunedProbe:
         tokens = X[real]
         self.mean, self.scale = tokens.mean(0), tokens.std(0) + 1e-6
         T, M = self._read(X, mask)
-        t = torch.from_numpy(codes)
+        t = torch.from_numpy(codes).to(self.device)
         order = torch.randperm(len(t), generator=torch.Generator().manual_seed(self.seed))
         cut = len(t) // 5
         valid, train = order[:cut], order[cut:]
@@ -107,17 +108,17 @@ class TunedProbe:
         return self
 
     def predict_proba(self, X: np.ndarray, mask: np.ndarray | None) -> np.ndarray:
-        return _outputs(self.network, *self._read(X, mask)).double().softmax(1).numpy()
+        return _outputs(self.network, *self._read(X, mask)).double().softmax(1).cpu().numpy()
 
     def _read(self, X: np.ndarray, mask: np.ndarray | None) -> tuple[Tensor, Tensor]:
         real = np.ones(X.shape[:2], bool) if mask is None else mask
         tokens = (X - self.mean) / self.scale * real[..., None]
-        return torch.from_numpy(tokens.astype(np.float32)), torch.from_numpy(real)
+        return torch.from_numpy(tokens.astype(np.float32)).to(self.device), torch.from_numpy(real).to(self.device)
 
     def _train(self, X: Tensor, y: Tensor, mask: Tensor, rate: float, decay: float) -> nn.Module:
         self.fits += 1
         torch.manual_seed(self.seed)
-        network = PROBES[self.kind](X.shape[2], len(self.classes))
+        network = PROBES[self.kind](X.shape[2], len(self.classes)).to(self.device)
         optimizer = torch.optim.AdamW(network.parameters(), lr=rate, weight_decay=decay)
         batches = math.ceil(len(y) / self.sweep.batch)
         schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, self.sweep.epochs * batches)

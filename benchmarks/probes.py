@@ -41,7 +41,7 @@ LOGISTIC = {
 }
 MODELS = ["auto", *LOGISTIC, *PROBES]
 QUICK = Sweep(rates=(1e-3, 3e-3), decays=(1e-2,), epochs=10)
-REDUCED = Sweep(rates=(3e-4, 1e-3, 3e-3), decays=(1e-2,), epochs=25)
+REDUCED = Sweep(rates=(1e-3, 3e-3), decays=(1e-2,), epochs=20)
 
 
 @dataclass(frozen=True)
@@ -120,11 +120,11 @@ def calibration(p: np.ndarray, correct: np.ndarray, bins: int = 15) -> float:
     return float(sum(gaps))
 
 
-def fitted(model: str, split: Split, folds: int, jobs: int, sweep: Sweep, seed: int):
+def fitted(model: str, split: Split, folds: int, jobs: int, sweep: Sweep, seed: int, device: str):
     """Fit a model; return probabilities of the test part, classes, validation score, number of fits, gap and setting."""
     if model.startswith("auto"):
         validation = "folds" if model == STRICT else "shared"
-        ours = cf.TokenClassifierCV(head="auto", cv=folds, n_jobs=jobs, device="cpu", validation=validation)
+        ours = cf.TokenClassifierCV(head="auto", cv=folds, n_jobs=jobs, device=device, validation=validation)
         ours.fit(split.X, split.y, mask=split.mask)
         scores = np.array([ours.cv_results_[f"split{k}_test_score"] for k in range(folds)])
         paths = int((~np.isnan(scores)).any(0).sum()) if validation == "shared" else 0
@@ -134,7 +134,7 @@ def fitted(model: str, split: Split, folds: int, jobs: int, sweep: Sweep, seed: 
         fits = int((~np.isnan(scores)).sum()) + paths + 1
         return p, ours.classes_, ours.best_score_, fits, ours.certificate_.relative_gap, setting
     if model in PROBES:
-        probe = TunedProbe(model, sweep, seed).fit(split.X, split.y, split.mask)
+        probe = TunedProbe(model, sweep, seed, device).fit(split.X, split.y, split.mask)
         p = probe.predict_proba(split.X_test, split.mask_test)
         return p, probe.classes, probe.score, probe.fits, None, probe.setting
     feature = LOGISTIC[model].fit(split.X, mask=split.mask)
@@ -146,9 +146,9 @@ def fitted(model: str, split: Split, folds: int, jobs: int, sweep: Sweep, seed: 
     return p, search.classes_, search.best_score_, folds * len(STRENGTHS) + 1, None, setting
 
 
-def measured(model: str, split: Split, folds: int, jobs: int, sweep: Sweep, seed: int) -> Row:
+def measured(model: str, split: Split, folds: int, jobs: int, sweep: Sweep, seed: int, device: str) -> Row:
     start = cpu()
-    p, classes, score, fits, gap, setting = fitted(model, split, folds, jobs, sweep, seed)
+    p, classes, score, fits, gap, setting = fitted(model, split, folds, jobs, sweep, seed, device)
     seconds = cpu() - start
     known = np.isin(split.y_test, classes)
     correct = classes[p.argmax(1)] == split.y_test
@@ -188,6 +188,7 @@ def main() -> None:
     parser.add_argument("--folds", type=int, default=5)
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--device", default="cpu", help="of auto and of the attentive probes")
     parser.add_argument("--models", nargs="+", choices=[*MODELS, STRICT], default=MODELS)
     parser.add_argument("--sweep", choices=("whole", "reduced"), default="whole", help="of the attentive probes")
     parser.add_argument("--quick", action="store_true", help="300 samples, 2 learning rates, 10 epochs")
@@ -206,10 +207,10 @@ def main() -> None:
         tables[Path(name).stem] = []
         for model in options.models:
             splits = (whole.drawn(seed) for seed in range(options.seeds))
-            rows = [
-                measured(model, part.first(300) if options.quick else part, options.folds, options.jobs, sweep, seed)
-                for seed, part in enumerate(splits)
-            ]
+            rows = []
+            for seed, part in enumerate(splits):
+                part = part.first(300) if options.quick else part
+                rows.append(measured(model, part, options.folds, options.jobs, sweep, seed, options.device))
             tables[Path(name).stem].extend(asdict(row) for row in rows)
             print(line(rows), flush=True)
     if options.json:

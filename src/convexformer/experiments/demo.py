@@ -44,7 +44,7 @@ DEMO_HEADS: dict[str, Head] = {
     "mlp, gated": MLP(activation="gated_relu", gates=16),
     "linear (ridge)": Linear(),
 }
-AUTO = "auto: 7 maps, 1 program"
+AUTO = "auto"
 FEATURED = "attention, l1"  # the head of the figures and of the comparison with Adam
 
 
@@ -244,9 +244,9 @@ def _print(
         ("head", "left"),
         ("test acc.", "right"),
         ("gap", "right"),
-        ("all fits, s", "right"),
+        ("fits, s", "right"),
         ("uses", "right"),
-        ("beta ratio", "right"),
+        ("ratio", "right"),
     ):
         board.add_column(title, justify=justify)  # type: ignore[arg-type]
     for row in rows:
@@ -256,7 +256,7 @@ def _print(
     console.print(board)
     console.print(f"{solves} problems solved, no learning rate; the largest certified gap is {worst:.1e}.")
     console.print(
-        "logistic: scikit-learn. uses: token positions or maps with weights. beta ratio: beta / beta_max, chosen on a "
+        "logistic: scikit-learn. uses: token positions or maps with weights. ratio: beta / beta_max, chosen on a "
         "validation part, for auto by folds of the training part. mlp, linear and logistic (mean token) are one model.\n",
         style="dim",
     )

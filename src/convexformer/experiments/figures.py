@@ -41,7 +41,7 @@ def token_map(path: Path, best: int, file: FilePath) -> FilePath:
 def block_norms(solution: Solution, file: FilePath) -> FilePath:
     """Draw how much of each map the program of ``head="auto"`` uses."""
     axes = solution.plot_blocks()
-    axes.set_title("how much of each map the program uses (head='auto')")
+    axes.set_title("head='auto': maps in use", loc="left")
     axes.figure.savefig(file, dpi=150)
     return file
 
@@ -60,7 +60,7 @@ def path_curves(stories: dict[str, tuple[Path, list[float]]], levels: dict[str, 
     for (name, level), style in zip(levels.items(), ("-", "--", ":"), strict=False):
         left.axhline(level, color="black", linestyle=style, linewidth=1.2, label=name)
     left.text(
-        *(0.97, 0.17), "linear, mlp and logistic (mean token) see\nthe mean token only: the same model",
+        *(0.97, 0.03), "linear, mlp and logistic (mean token) see\nthe mean token only: the same model",
         transform=left.transAxes, ha="right", va="bottom", fontsize=8, color="0.3",
     )  # fmt: skip
     left.set_ylabel("test accuracy")
