@@ -21,6 +21,7 @@ from convexformer.features.random_features import n_random_features
 from convexformer.gauges import FrobeniusNorm, Ridge, ScaledPenalty
 from convexformer.solvers.block_newton.blocks import Blocks
 from convexformer.testing import check_head, check_penalty
+from convexformer.weights import Representer
 
 F, H = cf.features, cf.heads
 
@@ -413,3 +414,27 @@ def _worse_for_auto(record):
         record(self, ratios, scores if self.head != "auto" else 0 * scores, gaps)
 
     return recorded
+
+
+@pytest.mark.parametrize("name", ["kernel ridge", "gaussian norm"])
+def test_weights_of_kernel_heads_are_coefficients_of_samples(name, data, tmp_path):
+    """``Z = sum_i phi(x_i) alpha_i^T``: its norm is that of the kernel; explicit features have the outputs ``phi Z``."""
+    X, y, mask = data
+    problem = cf.Problem(HEADS[name], X, y, beta_ratio=0.1, mask=mask, intercept=True)
+    solution = cf.solve(problem, tolerance=1e-6)
+    form = solution.weights.form
+    assert isinstance(form, Representer)
+    assert form.shape == (36, 3)
+    K = problem.operator.row_gram()
+    norm = form.norm(K)
+    expected = norm if name == "gaussian norm" else norm.square() / 2
+    assert float(problem.penalty.value(solution.weights.Z)) == pytest.approx(float(expected))
+    if name == "kernel ridge":  # linear: features are explicit, centred and of mean squared norm one
+        phi = problem.head.feature.normalised(problem.tokens)
+        torch.testing.assert_close(phi @ form.in_features(phi), K @ form.alpha, atol=1e-8, rtol=1e-8)
+    network = solution.network()
+    torch.testing.assert_close(network(X, mask).detach(), solution.predict(X, mask))
+    assert isinstance(network.lift().form, Representer)
+    back = cf.load(cf.save(solution, tmp_path / "solution"))
+    assert isinstance(back.weights.form, Representer)
+    torch.testing.assert_close(back.weights.form.alpha, form.alpha)

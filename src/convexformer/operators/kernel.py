@@ -79,6 +79,11 @@ class KernelOperator(Operator):
         return self._like
 
     @property
+    def on_coefficients(self) -> bool:
+        """They are."""
+        return True
+
+    @property
     def data_size(self) -> int:
         """The entries of ``K``."""
         return self.K.numel()
