@@ -167,7 +167,7 @@ class CrossValidated(TokenEstimator):
         folds = list(splitter.split(np.zeros(len(targets)), targets, groups))
         own = self._read_weight(sample_weight, tokens.n_samples)
         began = time.perf_counter()
-        auto = AutoGrid() if isinstance(self.head, str) and self.head == "auto" else None
+        auto = AutoGrid() if self._is_auto else None
         whole = tokens
         if auto is not None:
             tokens = tokens.to(dtype=torch.float32)
@@ -182,6 +182,10 @@ class CrossValidated(TokenEstimator):
         self.search_seconds_ = time.perf_counter() - began
         if self.portfolio == "wide":
             widen(self, whole, targets, own, folds, race_clock)
+
+    @property
+    def _is_auto(self) -> bool:
+        return isinstance(self.head, str) and self.head == "auto"
 
     def _build_head(self) -> Head:
         """Return the winner of a race, else the head asked for."""
@@ -200,7 +204,7 @@ class CrossValidated(TokenEstimator):
         """Return the scores and gaps of every fold's own path, ``(folds, betas)``."""
         host, workers = tokens.to(device="cpu"), effective_n_jobs(self.n_jobs)
         share = Share.of(clock, len(folds), workers)
-        fold = auto_path if isinstance(self.head, str) and self.head == "auto" else score_path
+        fold = auto_path if self._is_auto else score_path
         jobs = (
             delayed(fold)(self.single(), host, targets, w, train, test, options, share.of_fold(k))
             for k, (train, test) in enumerate(folds)
@@ -253,7 +257,7 @@ class CrossValidated(TokenEstimator):
         one_of("selection", self.selection, ("best", "1se"))
         one_of("validation", self.validation, ("auto", "folds", "shared"))
         one_of("portfolio", self.portfolio, ("default", "wide"))
-        if self.portfolio == "wide" and not (isinstance(self.head, str) and self.head == "auto"):
+        if self.portfolio == "wide" and not self._is_auto:
             raise ValueError(
                 f"portfolio='wide' widens head='auto'; head={self.head!r} was given. Leave one of them out."
             )
@@ -325,7 +329,7 @@ class CrossValidated(TokenEstimator):
         if len(ratios) > 1 and best == len(ratios) - 1 and mean[best] > mean[best - 1]:
             warn(
                 f"the best mean score is at the smallest beta of the grid, beta_ratio={ratios[best]:.3g}; a smaller one may "
-                f"be better. Lower beta_min_ratio, which is {self.beta_min_ratio:.3g}.",
+                f"be better.{'' if self._is_auto else f' Lower beta_min_ratio, which is {self.beta_min_ratio:.3g}.'}",
                 GridEndWarning,
             )
         if self.selection == "1se":
