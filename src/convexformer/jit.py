@@ -1,10 +1,14 @@
-"""numba's compiler where it is installed; else a stand-in, so that modules of compiled loops can be imported."""
+"""numba's compiler where it is installed, and compilation that a time limit can leave.
+
+The first use of a compiled loop on a machine takes seconds, in which nothing can be stopped. So a solve has its loops
+compiled in a thread and waits for that no longer than it has time; plain code serves until they are ready.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from contextvars import ContextVar
 from typing import Any
 
 try:
@@ -19,22 +23,52 @@ except ImportError:  # pragma: no cover  (callers ask ``available`` first)
 else:
     available = True
 
-_UNCOMPILED: ContextVar[bool] = ContextVar("uncompiled", default=False)
+__all__ = ["available", "compile_in_time", "interpreted", "njit", "ready"]
+
+Kernels = Mapping[str, Callable[[], None]]
+"""What compiles, by the name of what it compiles."""
+
+POLL = 0.02  # seconds between two looks at the clock
+
+_threads: dict[str, threading.Thread] = {}
+_ready: set[str] = set()
+_local = threading.local()
+
+
+def ready(name: str) -> bool:
+    """Tell whether the loops of that name are compiled, and wanted (:func:`interpreted`)."""
+    return name in _ready and not getattr(_local, "interpreted", False)
 
 
 @contextmanager
-def uncompiled() -> Iterator[None]:
-    """Do without compiled loops inside: where there are few calls, compiling for the first one takes longer than all."""
-    token = _UNCOMPILED.set(True)
+def interpreted() -> Iterator[None]:
+    """Use and compile no loops here: for numbers that must not depend on what has been compiled before, or few calls."""
+    before, _local.interpreted = getattr(_local, "interpreted", False), True
     try:
         yield
     finally:
-        _UNCOMPILED.reset(token)
+        _local.interpreted = before
 
 
-def wanted() -> bool:
-    """Tell whether compiled loops are to be used here."""
-    return available and not _UNCOMPILED.get()
+def compile_in_time(kernels: Kernels, late: Callable[[], bool] = lambda: False) -> bool:
+    """Compile in threads what is not ready yet; return False where the time is up before that is done.
+
+    A thread that is left goes on, and a process that ends waits for it: what it compiles is kept on disk.
+    """
+    for name, function in kernels.items():
+        if name in _ready or not available or getattr(_local, "interpreted", False):
+            continue
+        thread = _threads.get(name)
+        if thread is None or not thread.is_alive():
+            thread = _threads[name] = threading.Thread(target=_compile, args=(name, function), name=f"compiling {name}")
+            thread.start()
+        while thread.is_alive() and not late():
+            thread.join(POLL)
+        if name not in _ready and late():
+            return False
+    return True
 
 
-__all__ = ["available", "njit", "uncompiled", "wanted"]
+def _compile(name: str, function: Callable[[], None]) -> None:
+    function()
+    _ready.add(name)

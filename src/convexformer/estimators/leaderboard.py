@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict, dataclass, fields
 from typing import Any, final
 
 
@@ -44,6 +44,31 @@ class Leaderboard:
 
         return pandas.DataFrame([asdict(entry) for entry in self.entries])
 
+    def records(self) -> list[dict[str, Any]]:
+        """Return the entries as plain numbers and text, for a JSON file."""
+        return [asdict(entry) | {"spread": _no_nan(entry.spread)} for entry in self.entries]
+
+    @classmethod
+    def of_records(cls, records: Any) -> Leaderboard:
+        """Undo :meth:`records`; raise ValueError for anything else."""
+        kinds: dict[str, Callable[[Any], Any]] = {
+            "gap": lambda value: None if value is None else float(value),
+            "spread": lambda value: math.nan if value is None else float(value),
+            "samples": lambda value: None if value is None else int(value),
+            "name": str,
+            "reads": str,
+            "setting": str,
+        }
+        names = [field.name for field in fields(Entry)]
+        try:
+            tables = ({"samples": None, **record} for record in records)  # files from before races have no samples
+            return cls(Entry(**{name: kinds.get(name, float)(table[name]) for name in names}) for table in tables)
+        except (KeyError, TypeError, ValueError) as error:
+            raise ValueError(
+                f"these are no records of a leaderboard ({type(error).__name__}: {error}); expected a list of objects with "
+                f"{', '.join(names)}."
+            ) from error
+
     def __iter__(self) -> Iterator[Entry]:
         return iter(self.entries)
 
@@ -65,6 +90,10 @@ class Leaderboard:
             for row in (head, *rows)
         ]
         return "\n".join([lines[0], "-" * len(lines[0]), *lines[1:]])
+
+
+def _no_nan(value: float) -> float | None:
+    return None if math.isnan(value) else value
 
 
 def _rank(entry: Entry) -> tuple[float, float]:

@@ -28,7 +28,7 @@ from convexformer.estimators.race import RACERS, widen
 from convexformer.estimators.regressor import TokenRegressor
 from convexformer.heads.base import Head
 from convexformer.heads.combined import Sum
-from convexformer.jit import uncompiled
+from convexformer.jit import interpreted
 from convexformer.path import beta_ratios, total_clock, walk
 from convexformer.progress import StepBar, step_bar
 from convexformer.registry import GridEndWarning, one_of, warn
@@ -174,7 +174,7 @@ class CrossValidated(TokenEstimator):
         ratios = beta_ratios(self.n_betas, self.beta_min_ratio) if auto is None else auto.ratios()
         options = FoldOptions(ratios, self.scoring, self.patience, max(self.tolerance, self.fold_tolerance))
         if auto is not None and self._shares(tokens, groups):
-            with one_thread(tokens), uncompiled():
+            with one_thread(tokens), interpreted():  # few calls: compiling would take longer than all of them
                 self._share(tokens, codes, w, targets, own, folds, options, clock)
         else:
             self._record(ratios, *self._walk_folds(tokens, targets, own, folds, options, clock))
