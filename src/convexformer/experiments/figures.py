@@ -84,7 +84,7 @@ def convergence(solution: Solution, curves: dict[str, list[float]], file: FilePa
     left.plot(steps, [record.primal for record in history], label="primal (objective)")
     left.plot(steps, [record.dual for record in history], label="dual (lower bound)")
     left.fill_between(steps, [r.primal for r in history], [r.dual for r in history], alpha=0.2)
-    left.set_xlabel("FISTA iteration, from zero")
+    left.set_xlabel(f"iteration of {solution.solver}, from zero")
     left.set_ylabel("objective")
     left.set_title("the optimum lies in the shaded band")
     if min(record.dual for record in history) > 0:
