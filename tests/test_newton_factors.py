@@ -282,3 +282,14 @@ def test_warm_starts_at_small_betas_cost_little():
     assert warm.objective == pytest.approx(cold.objective, rel=2e-6)
     again = cf.solve(problem, tolerance=1e-6, solver="staircase", warm_start=Weights(warm.dense()))
     assert again.objective == pytest.approx(cold.objective, rel=2e-6)
+
+
+def test_gates_of_full_rank_at_small_betas_take_few_products():
+    """Blocks of full rank, and terms that come and go: Newton steps must not be cut short by small terms."""
+    tokens, y = cf.data.digits(patch=2)
+    tokens, y = tokens[:225].numpy(), y[:225].numpy()
+    tokens = (tokens - tokens.mean((0, 1))) / tokens.std((0, 1))
+    head = cf.heads.MLP(activation="gated_relu", gates=4)
+    problem = cf.Problem(head, tokens, y, beta_ratio=1e-3, loss="cross_entropy", intercept=True)
+    solution = cf.solve(problem, tolerance=1e-3, solver="staircase", max_iter=1600)
+    assert solution.status is cf.Status.CONVERGED
