@@ -151,6 +151,10 @@ def resolve_head(head: str | Head) -> Head:
     """Return the head itself, or the one of that name with its defaults."""
     if isinstance(head, Head):
         return head
+    if isinstance(head, type) and issubclass(head, Head):
+        raise TypeError(
+            f"head is a class, {head.__name__}; expected a name or an object from convexformer.heads: {head.__name__}()."
+        )
     if not isinstance(head, str):
         raise TypeError(f"head is a {type(head).__name__}; expected a name or an object from convexformer.heads.")
     if head not in HEADS:
