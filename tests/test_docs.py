@@ -41,3 +41,8 @@ def test_the_examples_of_which_head_run(capsys):
     for number, block in enumerate(BLOCK.findall((DOCS / "which-head.md").read_text())):
         exec(compile(block, f"which-head.md, block {number}", "exec"), names)
     assert "scikit-learn LogisticRegression" in capsys.readouterr().out
+
+
+def test_the_example_of_student_teacher_runs():
+    (block,) = BLOCK.findall((DOCS / "student-teacher.md").read_text())
+    exec(compile(block, "student-teacher.md", "exec"), {"__name__": "docs"})

@@ -13,6 +13,7 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from convexformer import data, deep, features, gauges, heads, losses, margin, networks, operators, solvers
     from convexformer.certificates import Certificate
+    from convexformer.counts import cost
     from convexformer.estimators import (
         Leaderboard,
         TokenClassifier,
@@ -46,6 +47,7 @@ __all__ = [
     "ZeroSolutionWarning",
     "certify",
     "compare",
+    "cost",
     "data",
     "deep",
     "export",
@@ -66,6 +68,7 @@ __all__ = [
 
 _HOMES = {  # where the public names that are no modules are defined
     "certificates": ("Certificate",),
+    "counts": ("cost",),
     "estimators": (
         "Leaderboard",
         "TokenClassifier",

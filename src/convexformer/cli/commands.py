@@ -113,6 +113,7 @@ def experiment(
     preset: Annotated[
         str | None, typer.Option(help="tuned, paper, report or all, where an experiment has them.")
     ] = None,
+    data: Annotated[str | None, typer.Option(help="File of activations, for student-teacher.")] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Run an experiment of the papers: figures, summary.md, results.json and the exact config.json.
@@ -127,9 +128,8 @@ def experiment(
     with user_errors():
         entry = experiment_of(name)
         folder = output or Path("runs") / name
-        result = entry.load()(
-            folder, quick=quick, console=Console(stderr=True) if as_json else out, **entry.options(preset)
-        )
+        options = entry.options(preset, data)
+        result = entry.load()(folder, quick=quick, console=Console(stderr=True) if as_json else out, **options)
     if as_json:
         print_json(result)
     raise typer.Exit(Exit.DONE if result["certified"] else Exit.NOT_CERTIFIED)

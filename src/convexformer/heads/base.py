@@ -143,6 +143,10 @@ class Head(ABC):
         """``(s,)`` the norm of each token position's weights; None for heads without weights per position."""
         return None
 
+    def attention_map(self, weights: Weights, layout: Layout) -> Tensor | None:
+        """``(s, s)`` how much each output row draws on each token; None for heads whose weights do not tell."""
+        return None
+
 
 HEADS: Registry[Head] = Registry("head")
 
