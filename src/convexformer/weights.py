@@ -273,8 +273,9 @@ def apply_weights(operator: Operator, Z: Operand) -> Tensor:
 
 def _check_shape(tensors: Mapping[str, Tensor], shape: tuple[int, ...]) -> None:
     """Raise if tensors cannot be those of weights of this shape; nothing of that size is allocated."""
-    if "Z" in tensors:
-        fits = tuple(tensors["Z"].shape) == tuple(shape)
+    whole = tensors.get("Z", tensors.get("alpha"))
+    if whole is not None:
+        fits = tuple(whole.shape) == tuple(shape)
     elif "rows" in tensors:
         index = tensors["index"]
         groups = math.prod(shape) // max(1, shape[-2])
