@@ -1,7 +1,8 @@
 """Points of a convex program: ``Z`` in one of a few forms, and the intercept.
 
-A form is :class:`Dense`, :class:`~convexformer.operators.LowRank` factors, or :class:`GroupSparse`; all of them know their
-``shape``, ``dtype``, ``device`` and ``nbytes``, and have ``dense()``, ``to()``, ``tensors()`` and ``operand()``.
+A form is :class:`Dense`, :class:`~convexformer.operators.LowRank` factors, :class:`GroupSparse`, or :class:`Representer`.
+All of them know their ``shape``, ``dtype``, ``device`` and ``nbytes``, and have ``dense()``, ``to()``, ``tensors()`` and
+``operand()``.
 """
 
 from __future__ import annotations
@@ -119,7 +120,64 @@ class GroupSparse:
         return {"rows": self.rows, "index": self.index}
 
 
-Form: TypeAlias = Dense | LowRank | GroupSparse
+@final
+@dataclass(frozen=True)
+class Representer:
+    """``Z = sum_i phi(x_i) alpha_i^T`` by its coefficients, one row a training sample (the representer theorem).
+
+    ``Z`` may have more rows than there are numbers (a Gaussian kernel: infinitely many), so that operators, penalties and
+    files work on ``alpha``, and norms come from the kernel: ``|Z|^2 = tr(alpha^T K alpha)``.
+    """
+
+    alpha: Tensor
+    """``(N, c)``."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of ``alpha``."""
+        return tuple(self.alpha.shape)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of the numbers."""
+        return self.alpha.dtype
+
+    @property
+    def device(self) -> torch.device:
+        """The device of the numbers."""
+        return self.alpha.device
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held."""
+        return self.alpha.nbytes
+
+    def in_features(self, phi: Tensor) -> Tensor:
+        """``Z: (p, c)`` for explicit features ``phi: (N, p)`` of the training samples."""
+        return phi.to(self.alpha).T @ self.alpha
+
+    def norm(self, K: Tensor) -> Tensor:
+        """``|Z| = sqrt(tr(alpha^T K alpha))`` with the kernel ``K: (N, N)`` of the training samples."""
+        return (self.alpha * (K.to(self.alpha) @ self.alpha)).sum().clamp_min(0).sqrt()
+
+    def dense(self) -> Tensor:
+        """Return the coefficients."""
+        return self.alpha
+
+    def operand(self) -> Tensor:
+        """Return the coefficients."""
+        return self.alpha
+
+    def to(self, *, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> Representer:
+        """Move to another device or dtype."""
+        return Representer(self.alpha.to(device=device, dtype=dtype))
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return all numbers by name, for a file."""
+        return {"alpha": self.alpha}
+
+
+Form: TypeAlias = Dense | LowRank | GroupSparse | Representer
 
 
 def form_of(Z: Tensor | Form) -> Form:
@@ -168,6 +226,8 @@ class Weights:
         _check_shape(tensors, shape)
         if "Z" in tensors:
             form = Dense(tensors["Z"])
+        elif "alpha" in tensors:
+            form = Representer(tensors["alpha"])
         elif "rows" in tensors:
             form = GroupSparse(tensors["rows"], tensors["index"], tuple(shape))
         else:
@@ -213,8 +273,9 @@ def apply_weights(operator: Operator, Z: Operand) -> Tensor:
 
 def _check_shape(tensors: Mapping[str, Tensor], shape: tuple[int, ...]) -> None:
     """Raise if tensors cannot be those of weights of this shape; nothing of that size is allocated."""
-    if "Z" in tensors:
-        fits = tuple(tensors["Z"].shape) == tuple(shape)
+    whole = tensors.get("Z", tensors.get("alpha"))
+    if whole is not None:
+        fits = tuple(whole.shape) == tuple(shape)
     elif "rows" in tensors:
         index = tensors["index"]
         groups = math.prod(shape) // max(1, shape[-2])

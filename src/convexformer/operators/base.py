@@ -132,6 +132,11 @@ class Operator(ABC):
         """A tensor of the operator's device and dtype."""
 
     @property
+    def on_coefficients(self) -> bool:
+        """Whether weights are coefficients of training samples, ``Z = sum_i phi(x_i) alpha_i^T``."""
+        return False
+
+    @property
     def data_size(self) -> int:
         """How many numbers of token data a product reads: what decides about threads and CUDA graphs."""
         return self.like.numel()
