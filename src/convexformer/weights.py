@@ -1,7 +1,7 @@
 """Points of a convex program: ``Z`` in one of a few forms, and the intercept.
 
-A form is :class:`Dense`, :class:`~convexformer.operators.LowRank` factors, or :class:`GroupSparse`; all of them know their
-``shape``, ``dtype``, ``device`` and ``nbytes``, and have ``dense()``, ``to()``, ``tensors()`` and ``operand()``.
+A form is :class:`Dense`, :class:`~convexformer.operators.LowRank` factors, :class:`GroupSparse`, or the
+:class:`~convexformer.operators.Neurons` of an exact ReLU head; all of them know their ``shape``, ``dtype``, ``device`` and ``nbytes``, and have ``dense()``, ``to()``, ``tensors()`` and ``operand()``.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from typing import TypeAlias, final
 import torch
 from torch import Tensor
 
-from convexformer.operators import BilinearOperator, LowRank, Operator
+from convexformer.operators import BilinearOperator, LowRank, NeuronOperator, Neurons, Operator
 
-Operand: TypeAlias = Tensor | LowRank
+Operand: TypeAlias = Tensor | LowRank | Neurons
 """What operators and penalties work on."""
 Identity: TypeAlias = Mapping[str, object]
 """The head's options and the sizes of the problem that weights depend on, by name."""
@@ -119,7 +119,7 @@ class GroupSparse:
         return {"rows": self.rows, "index": self.index}
 
 
-Form: TypeAlias = Dense | LowRank | GroupSparse
+Form: TypeAlias = Dense | LowRank | GroupSparse | Neurons
 
 
 def form_of(Z: Tensor | Form) -> Form:
@@ -144,7 +144,7 @@ class Weights:
 
     @property
     def Z(self) -> Operand:
-        """``Z`` as operators take it: a tensor, or low-rank factors."""
+        """``Z`` as operators take it: a tensor, low-rank factors, or neurons."""
         return self.form.operand()
 
     @property
@@ -169,6 +169,9 @@ class Weights:
             form = Dense(tensors["Z"])
         elif "rows" in tensors:
             form = GroupSparse(tensors["rows"], tensors["index"], tuple(shape))
+        elif "neurons_in" in tensors:
+            U, V, block = (tensors[f"neurons_{part}"] for part in ("in", "out", "block"))
+            form = Neurons(U, V, block, tuple(shape))
         else:
             form = LowRank(tensors["U"], tensors["V"], tensors["block"], tuple(shape))
         return cls(form, tensors.get("intercept"))
@@ -205,6 +208,10 @@ class Weights:
 
 def apply_weights(operator: Operator, Z: Operand) -> Tensor:
     """``A Z``; low-rank weights are made dense for operators that do not take factors."""
+    if isinstance(operator, NeuronOperator):
+        return operator.apply(Z.dense(math.inf) if isinstance(Z, LowRank) else Z)
+    if isinstance(Z, Neurons):
+        raise TypeError(f"a {type(operator).__name__} does not take neurons; they belong to a head with activation='relu'.")
     if isinstance(operator, BilinearOperator):
         return operator.apply(Z)
     return operator.apply(Z.dense(math.inf) if isinstance(Z, LowRank) else Z)

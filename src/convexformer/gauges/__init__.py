@@ -2,11 +2,13 @@
 
 from convexformer.gauges.base import (
     Atomic,
+    Candidate,
     DualMatrix,
     Factored,
     Gauge,
     HilbertBlock,
     LinearMap,
+    NeuronOracle,
     Norm,
     Penalty,
     Polar,
@@ -16,16 +18,20 @@ from convexformer.gauges.base import (
     WeightsLike,
 )
 from convexformer.gauges.combined import SumPenalty
+from convexformer.gauges.cone import ConeNuclearNorm
 from convexformer.gauges.frobenius import FrobeniusNorm
 from convexformer.gauges.group import GroupNorm
 from convexformer.gauges.l1 import L1Norm
 from convexformer.gauges.nuclear import NuclearNorm
+from convexformer.gauges.relu import PolarOptions, ReLUNorm
 from convexformer.gauges.representer import RepresenterNorm, RepresenterRidge
 from convexformer.gauges.ridge import Ridge
 from convexformer.gauges.scaled import ScaledPenalty
 
 __all__ = [
     "Atomic",
+    "Candidate",
+    "ConeNuclearNorm",
     "DualMatrix",
     "Factored",
     "FrobeniusNorm",
@@ -34,12 +40,15 @@ __all__ = [
     "HilbertBlock",
     "L1Norm",
     "LinearMap",
+    "NeuronOracle",
     "Norm",
     "NuclearNorm",
     "Penalty",
     "Polar",
     "PolarKind",
+    "PolarOptions",
     "Proximal",
+    "ReLUNorm",
     "RepresenterNorm",
     "RepresenterRidge",
     "Ridge",

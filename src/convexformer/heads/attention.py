@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from convexformer.data import TokenDataset
 from convexformer.gauges import GroupNorm, NuclearNorm, Penalty
-from convexformer.heads.base import HEADS, Head, Layout
+from convexformer.heads.base import HEADS, Head, Layout, Program
 from convexformer.heads.gating import (
     check_activation,
     check_gates,
@@ -21,6 +21,7 @@ from convexformer.heads.gating import (
     same_gates,
 )
 from convexformer.heads.recovery import group_heads, singular_heads
+from convexformer.heads.relu import balanced_neurons, position_layers, relu_operator, relu_program
 from convexformer.networks import AttentionNetwork
 from convexformer.networks.simplex import random_simplex
 from convexformer.operators import DenseOperator, GatedOperator, Operator
@@ -46,6 +47,10 @@ class Attention(Head):
     ``activation="gated_relu"`` multiplies each head by a fixed gate ``1{u1^T X u2 >= 0}``; ``gates`` is their number
     (Gaussian, drawn with ``seed``) or the pair ``(u1: (g, s), u2: (g, d))``. Several heads may share a gate. Weights:
     ``Z: (s, d, c)``, gated ``(g, s, d, c)``.
+
+    ``activation="relu"``: exact ReLU heads ``relu(x_k^T w2_j) w3_j`` on one token ``k`` each, the atoms of theorem 3 with the
+    cones of their gates. With ReLU the vertices of the simplex are a restriction: a head on a mixture of tokens is no
+    mixture of heads on tokens, and the polar over all of the simplex may be larger (by 10% in examples).
     """
 
     activation: str = "linear"
@@ -58,7 +63,7 @@ class Attention(Head):
     positional = True
 
     def __post_init__(self) -> None:
-        check_activation(self.name, self.activation)
+        check_activation(self.activation)
         one_of("decay", self.decay, ("l1", "l2"))
         check_gates(self.gates, parts=2)
 
@@ -75,8 +80,16 @@ class Attention(Head):
         super().check(layout)
         self._gate_vectors(layout)
 
+    def program(self, tokens: TokenDataset, layout: Layout) -> Program:
+        """Return operator and penalty; those of exact ReLU share the hidden rows."""
+        if self.activation != "relu":
+            return super().program(tokens, layout)
+        return relu_program(position_layers(tokens, layout), tokens, layout, self.decay, self.seed)
+
     def operator(self, tokens: TokenDataset, layout: Layout) -> Operator:
         """Flattened tokens; masked tokens are zero and do not contribute."""
+        if self.activation == "relu":
+            return relu_operator(position_layers(tokens, layout), tokens, layout)
         features = tokens.X.reshape(tokens.n_samples, -1)
         axes = (layout.n_tokens, layout.width)
         vectors = self._gate_vectors(layout)
@@ -85,7 +98,9 @@ class Attention(Head):
         return GatedOperator(features, sample_gates(tokens.X, *vectors), axes, layout.n_outputs)
 
     def penalty(self, tokens: TokenDataset, layout: Layout) -> Penalty:
-        """Group norm per (token, class), or nuclear norm per token."""
+        """Group norm per (token, class), or nuclear norm per token; with ReLU constrained to the cones of all cells."""
+        if self.activation == "relu":
+            return self.program(tokens, layout).penalty
         return GroupNorm("class_token") if self.decay == "l1" else NuclearNorm()
 
     def recover(self, weights: Weights, layout: Layout) -> AttentionNetwork:
@@ -93,6 +108,11 @@ class Attention(Head):
 
         Zero groups get no head; proposition 1 as printed does not treat them.
         """
+        if self.activation == "relu":
+            neurons = balanced_neurons(weights, self.decay)
+            vertex = nn.functional.one_hot(neurons.block, layout.n_tokens).to(neurons.U)
+            options: dict[str, Any] = {"decay": self.decay, "relu": True, "squeeze": layout.squeeze}
+            return AttentionNetwork(vertex, neurons.U, neurons.V, weights.intercept, **options)
         slices = weights.dense().reshape(-1, *weights.shape[-2:])  # (g*s, d, c)
         where, w2, w3 = group_heads(slices) if self.decay == "l1" else singular_heads(slices)
         s = layout.n_tokens
@@ -113,7 +133,8 @@ class Attention(Head):
             raise mismatch(self.name, expected, f"it is a {type(network).__name__}, not an AttentionNetwork")
         if network.kind != self.decay:
             raise mismatch(self.name, expected, f"its decay is {network.kind!r}")
-        if not (same_gates(network.u1, u1) and same_gates(network.u2, u2)):
+        same = same_gates(network.u1, u1) and same_gates(network.u2, u2)
+        if not same or network.relu != (self.activation == "relu"):
             raise mismatch(self.name, expected, "its gates differ")
         sizes = (network.w1.shape[1], network.w2.shape[1], network.w3.shape[1])
         if sizes != (layout.n_tokens, layout.width, layout.n_outputs):
@@ -129,23 +150,31 @@ class Attention(Head):
         if vectors is not None:
             index = torch.arange(n_heads) % vectors[0].shape[0]
             gated = {"u1": vectors[0], "u2": vectors[1], "gate_index": index}
+        w1 = random_simplex(n_heads, layout.n_tokens, generator)
+        if self.activation == "relu":  # one token a head
+            w1 = nn.functional.one_hot(w1.argmax(1), layout.n_tokens).to(w1)
         return AttentionNetwork(
-            random_simplex(n_heads, layout.n_tokens, generator),
+            w1,
             w2,
             w3,
             torch.zeros(layout.n_outputs, dtype=torch.float64) if bias else None,
             decay=self.decay,
+            relu=self.activation == "relu",
             squeeze=layout.squeeze,
             **gated,
         )
 
     def token_norms(self, weights: Weights) -> Tensor:
-        """``(s,)`` the Frobenius norm of each token's slice."""
+        """``(s,)`` the Frobenius norm of each token's slice, with ReLU the sum of the sizes of its neurons."""
+        if self.activation == "relu":
+            neurons = balanced_neurons(weights, self.decay)
+            sizes = neurons.U.new_zeros(neurons.shape[0])
+            return sizes.index_add_(0, neurons.block, neurons.U.square().sum(1))
         return weights.dense().movedim(-3, 0).flatten(1).norm(dim=1)
 
     def _gate_vectors(self, layout: Layout) -> tuple[Tensor, Tensor] | None:
         """``(u1: (g, s), u2: (g, d))``, or None for a linear head."""
-        if self.activation == "linear":
+        if self.activation != "gated_relu":
             return None
         if isinstance(self.gates, (tuple, list)):
             u1 = read_gate(self.gates[0], (None, layout.n_tokens), "gates[0] (u1)")

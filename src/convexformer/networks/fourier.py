@@ -18,7 +18,8 @@ class FourierNetwork(FactorNetwork):
     """``f(X)_block = sum_j D_j . (circ(X_block) w1_j) w2_j^T + bias`` (Sahiner et al. 2022, (24), (28)).
 
     ``w1: (h, s, d/B)`` kernels over shifts and channels, ``w2: (h, c/B)``, ``block: (h,)`` the channel block of each;
-    ``gates: (B, g, s, d/B)`` with ``gate_index: (h,)``, or None. Pooled: the mean over tokens.
+    ``gates: (B, g, s, d/B)`` with ``gate_index: (h,)``, or None; with ``relu`` the gate of a kernel is its own sign. Pooled:
+    the mean over tokens.
     """
 
     block: Tensor
@@ -47,6 +48,8 @@ class FourierNetwork(FactorNetwork):
             raise ValueError(
                 f"this network takes {math.prod(self.grid)} unmasked tokens; got shape {tuple(tokens.X.shape)}."
             )
+        if self.relu:
+            return self.finish(self._relu_outputs(tokens.X), None)
         X = tokens.X.to(torch.promote_types(tokens.X.dtype, torch.float32))  # torch has no FFT in half precision
         Z, c = self._dense(self.w1, self.w2).to(X.dtype), self.blocks * self.w2.shape[1]
         gates = None if self.gates is None else fourier_gates(tokens.X.detach(), self.gates, self.grid)
@@ -56,8 +59,29 @@ class FourierNetwork(FactorNetwork):
             outputs = outputs.view(tokens.n_samples, tokens.n_tokens, c)
         return self.finish(outputs, None)
 
+    def _relu_outputs(self, X: Tensor) -> Tensor:
+        """One convolution a kernel, a ReLU, and its output weights in the outputs of its block."""
+        wide = torch.promote_types(X.dtype, torch.float32)
+        field = X.to(wide).view(len(X), *self.grid, X.shape[2])
+        axes = tuple(range(1, 1 + len(self.grid)))
+        spectrum = torch.fft.fftn(field, dim=axes)
+        db, cb = X.shape[2] // self.blocks, self.w2.shape[1]
+        outputs = X.new_zeros((*X.shape[:2], self.blocks * cb))
+        for j, b in enumerate(self.block.tolist()):
+            kernel = torch.fft.fftn(self.w1[j].to(wide).view(*self.grid, db), dim=tuple(range(len(self.grid))))
+            product = (spectrum[..., b * db : (b + 1) * db] * kernel).sum(-1)
+            hidden = torch.fft.ifftn(product, dim=axes).real.flatten(1).relu().to(X.dtype)  # (N, s)
+            part = hidden[..., None] * self.w2[j]
+            outputs = outputs + torch.nn.functional.pad(part, (b * cb, (self.blocks - 1 - b) * cb))
+        return outputs if self.per_token else outputs.mean(1)
+
     def lift(self) -> Weights:
-        """``Z = sum_j w1_j w2_j^T`` by block and gate; for pooled linear outputs the sum over shifts (see the head)."""
+        """``Z = sum_j w1_j w2_j^T`` by block and gate; for pooled linear outputs the sum over shifts (see the head).
+
+        With ``relu`` the neurons themselves.
+        """
+        if self.relu:
+            return self.neurons(self.w1.flatten(1), self.w2, self.block, self.blocks)
         Z = self._dense(self.w1.detach(), self.w2.detach())
         if self.gates is None and not self.per_token:
             B, _, _, cb = Z.shape

@@ -18,8 +18,10 @@ class MatrixNetwork(FactorNetwork):
     """Base of both networks: square ``W1_j``, matrices ``W2_j``, and the lift."""
 
     def lift(self) -> Weights:
-        """``Z = sum_j vec_F(W1_j) vec_C(W2_j)^T``, block by gate, as factors."""
+        """``Z = sum_j vec_F(W1_j) vec_C(W2_j)^T``, block by gate, as factors; with ``relu`` the neurons themselves."""
         U, V = self.w1.detach().mT.flatten(1), self.w2.detach().flatten(1)
+        if self.relu:
+            return self.neurons(U, V)
         bias = self.own_bias()
         shape: tuple[int, ...] = (U.shape[1], V.shape[1])
         if self.gates is None or self.gate_index is None:
@@ -31,7 +33,8 @@ class MatrixNetwork(FactorNetwork):
 class SelfAttentionNetwork(MatrixNetwork):
     """``f(X) = sum_j (D_j . (X W1_j X^T)) X W2_j + bias`` (Sahiner et al. 2022, (12)); pooled: its mean over real tokens.
 
-    ``w1: (h, d, d)``, ``w2: (h, d, c)``; ``D_j = 1{X H X^T >= 0}`` with ``H = gates[gate_index[j]]``, or 1.
+    ``w1: (h, d, d)``, ``w2: (h, d, c)``; ``D_j = 1{X H X^T >= 0}`` with ``H = gates[gate_index[j]]``, ``H = W1_j`` with
+    ``relu``, or 1.
     """
 
     def forward(self, X: Tensor, mask: Tensor | None = None) -> Tensor:
@@ -39,15 +42,17 @@ class SelfAttentionNetwork(MatrixNetwork):
         tokens = self.tokens(X, mask)
         x = tokens.X
         rows = x if self.per_token else tokens.mean_token[:, None]
-        if self.gates is None or self.gate_index is None:
+        if self.gates is None and not self.relu:
             context = x.mT @ x  # (N, d, d): linear attention needs the Gram matrix alone
             outputs = torch.einsum("nod,hde,nef,hfc->noc", rows, self.w1, context, self.w2)
         else:
             real = x.new_ones(x.shape[:2]) if tokens.mask is None else tokens.mask.to(x.dtype)
             outputs = x.new_zeros((*x.shape[:2], self.w2.shape[2]))
-            open_gates = attention_gates(x.detach(), self.gates)
-            for j, gate in enumerate(self.gate_index.tolist()):  # one head at a time: no (N, h, s, s) tensor
-                scores = (x @ self.w1[j] @ x.mT) * open_gates[:, gate]
+            open_gates = None if self.gates is None else attention_gates(x.detach(), self.gates)
+            index = [0] * len(self.w1) if self.gate_index is None else self.gate_index.tolist()
+            for j, gate in enumerate(index):  # one head at a time: no (N, h, s, s) tensor
+                scores = x @ self.w1[j] @ x.mT
+                scores = scores.relu() if open_gates is None else scores * open_gates[:, gate]
                 outputs = outputs + scores @ (x @ self.w2[j])
             if not self.per_token:
                 outputs = (outputs * real[..., None]).sum(1, keepdim=True) / tokens.lengths[:, None, None]
@@ -58,13 +63,14 @@ class SelfAttentionNetwork(MatrixNetwork):
 class MixerNetwork(MatrixNetwork):
     """``f(X) = sum_j (D_j . (W1_j X)) W2_j + bias`` (Sahiner et al. 2022, (17)); pooled: its mean over tokens.
 
-    ``w1: (h, s, s)``, ``w2: (h, d, c)``; ``D_j = 1{H X >= 0}`` with ``H = gates[gate_index[j]]``, or 1.
+    ``w1: (h, s, s)``, ``w2: (h, d, c)``; ``D_j = 1{H X >= 0}`` with ``H = gates[gate_index[j]]``, ``H = W1_j`` with ``relu``,
+    or 1.
     """
 
     def lift(self) -> Weights:
         """As in the base class; pooled and linear the smaller ``Z = sum_j mean_o(W1_j[o]) vec_C(W2_j)^T`` (see the head)."""
         whole = super().lift()
-        if self.per_token or self.gates is not None:
+        if self.per_token or self.relu or self.gates is not None:
             return whole
         rows = self.w1.detach().mean(1)  # (h, s): the mean over output tokens depends on W1 only through this
         return Weights(rows.T @ self.w2.detach().flatten(1), whole.intercept)
@@ -84,5 +90,7 @@ class MixerNetwork(MatrixNetwork):
             mixed = self.w1[j] @ x
             if open_gates is not None:
                 mixed = mixed * open_gates[:, gate]
+            elif self.relu:
+                mixed = mixed.relu()
             outputs = outputs + (mixed if self.per_token else mixed.mean(1, keepdim=True)) @ self.w2[j]
         return self.finish(outputs if self.per_token else outputs[:, 0], None)

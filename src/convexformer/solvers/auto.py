@@ -10,15 +10,19 @@ from convexformer.objective import HasObjective, Objective, objective_of
 from convexformer.operators import BilinearOperator
 from convexformer.solvers.base import Solver
 from convexformer.solvers.block_newton import BlockNewton
+from convexformer.solvers.column_generation import ColumnGeneration
 from convexformer.solvers.cost import explain_prediction, predicted_seconds
 from convexformer.solvers.fista import Fista
 from convexformer.solvers.staircase import Staircase
 from convexformer.solvers.working_set import WorkingSet
 
-SOLVERS: dict[str, Solver] = {solver.name: solver for solver in (Fista(), Staircase(), WorkingSet(), BlockNewton())}
+SOLVERS: dict[str, Solver] = {
+    solver.name: solver for solver in (Fista(), Staircase(), WorkingSet(), BlockNewton(), ColumnGeneration())
+}
 
 SELECTION = """
 device  penalty               operator  condition                        solver
+CPU     neurons               ReLU      always                           column_generation
 any     norms and ridges      features  no prox, or more weights of one  block_newton
                                         output than rows, and not tiny
 CPU     nuclear norm          bilinear  weights > few_weights            staircase
@@ -61,6 +65,8 @@ def select(objective: Objective, options: AutoOptions = AutoOptions()) -> str:  
     shape = objective.weight_shape
     tiny = objective.n_rows * math.prod(shape) <= options.few_products
     wide = objective.n_rows * objective.n_outputs <= math.prod(shape)
+    if serving == ["column_generation"]:
+        return "column_generation"
     if "block_newton" in serving and ((wide and not tiny) or not objective.penalty.proximal):
         return "block_newton"
     if isinstance(objective.operator, BilinearOperator):

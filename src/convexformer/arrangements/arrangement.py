@@ -1,0 +1,54 @@
+"""The arrangement of one set of rows: its cells where they can be enumerated, and the bound on their number."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from math import comb
+from typing import final
+
+import numpy as np
+
+from convexformer.arrangements.cells import Array, Cells, enumerate_cells
+
+MAX_CELLS = 4096  # cells that are enumerated at most
+MAX_PROGRAMS = 20_000  # linear programs, about, that an enumeration may take: some 20 seconds
+
+
+def cell_bound(n_rows: int, rank: int) -> int:
+    """``2 sum_{k < rank} C(n_rows - 1, k)``: the largest number of cells of ``n_rows`` central hyperplanes of that rank.
+
+    ``n_rows`` counts the rows of the hidden layer, ``n s^2`` for self-attention, ``n s d`` for the mixer, ``n s`` for the
+    others: Sahiner et al. (2022) print ``n``, which is too small (108 cells at n = s = d = 2, where the printed bound
+    is 1.71). Generic rows attain it; Kronecker products are not generic.
+    """
+    if n_rows < 1 or rank < 1:
+        return 1
+    return 2 * sum(comb(n_rows - 1, k) for k in range(rank))
+
+
+@final
+class Arrangement:
+    """The hyperplanes ``rows u = 0`` of a hidden layer, ``rows: (H, p)``, and the cells between them."""
+
+    def __init__(self, rows: Array, max_cells: int = MAX_CELLS) -> None:
+        self.rows = rows
+        self.max_cells = max_cells
+
+    @cached_property
+    def rank(self) -> int:
+        """The rank of the rows."""
+        return int(np.linalg.matrix_rank(self.rows)) if self.rows.size else 0
+
+    @property
+    def bound(self) -> int:
+        """The largest number of cells that rows of this number and rank can have."""
+        return cell_bound(len(self.rows), self.rank)
+
+    @cached_property
+    def cells(self) -> Cells | None:
+        """All cells, or None where there are too many to enumerate."""
+        # the bound is attained by generic rows, so one far above the limit is not worth trying; an enumeration solves
+        # about one program for each cell and row
+        if self.bound > 8 * self.max_cells or min(self.bound, self.max_cells) * len(self.rows) > 16 * MAX_PROGRAMS:
+            return None
+        return enumerate_cells(self.rows, self.max_cells)
