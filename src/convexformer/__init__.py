@@ -2,7 +2,7 @@
 
 __version__ = "0.1.0"
 
-from convexformer import data, deep, features, gauges, heads, losses, margin, networks, operators, solvers
+from convexformer import data, deep, features, gauges, heads, losses, margin, networks, operators, relu, solvers
 from convexformer.certificates import Certificate
 from convexformer.estimators import (
     Leaderboard,
@@ -49,6 +49,7 @@ __all__ = [
     "networks",
     "operators",
     "path",
+    "relu",
     "save",
     "solve",
     "solvers",

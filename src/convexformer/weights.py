@@ -1,7 +1,8 @@
 """Points of a convex program: ``Z`` in one of a few forms, and the intercept.
 
 A form is :class:`Dense`, :class:`~convexformer.operators.LowRank` factors, :class:`GroupSparse`, or the
-:class:`~convexformer.operators.Neurons` of an exact ReLU head; all of them know their ``shape``, ``dtype``, ``device`` and ``nbytes``, and have ``dense()``, ``to()``, ``tensors()`` and ``operand()``.
+:class:`~convexformer.operators.Neurons` of an exact ReLU head; all of them know their ``shape``, ``dtype``, ``device`` and
+``nbytes``, and have ``dense()``, ``to()``, ``tensors()`` and ``operand()``.
 """
 
 from __future__ import annotations
@@ -211,7 +212,9 @@ def apply_weights(operator: Operator, Z: Operand) -> Tensor:
     if isinstance(operator, NeuronOperator):
         return operator.apply(Z.dense(math.inf) if isinstance(Z, LowRank) else Z)
     if isinstance(Z, Neurons):
-        raise TypeError(f"a {type(operator).__name__} does not take neurons; they belong to a head with activation='relu'.")
+        raise TypeError(
+            f"a {type(operator).__name__} does not take neurons; they belong to a head with activation='relu'."
+        )
     if isinstance(operator, BilinearOperator):
         return operator.apply(Z)
     return operator.apply(Z.dense(math.inf) if isinstance(Z, LowRank) else Z)

@@ -11,7 +11,7 @@ import numpy as np
 from convexformer.arrangements.cells import Array, Cells, enumerate_cells
 
 MAX_CELLS = 4096  # cells that are enumerated at most
-MAX_PROGRAMS = 20_000  # linear programs, about, that an enumeration may take: some 20 seconds
+MAX_PROGRAMS = 10_000  # linear programs, about, that an enumeration may take: some ten seconds
 
 
 def cell_bound(n_rows: int, rank: int) -> int:
@@ -47,8 +47,9 @@ class Arrangement:
     @cached_property
     def cells(self) -> Cells | None:
         """All cells, or None where there are too many to enumerate."""
-        # the bound is attained by generic rows, so one far above the limit is not worth trying; an enumeration solves
-        # about one program for each cell and row
-        if self.bound > 8 * self.max_cells or min(self.bound, self.max_cells) * len(self.rows) > 16 * MAX_PROGRAMS:
+        # the bound is attained by generic rows, so one far above the limit is not worth trying. An enumeration solves
+        # about one program for each row and cell on the way
+        programs = self.bound * len(self.rows) // max(1, self.rank)
+        if self.bound > 2 * self.max_cells or programs > MAX_PROGRAMS:
             return None
         return enumerate_cells(self.rows, self.max_cells)

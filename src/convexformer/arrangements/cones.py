@@ -85,8 +85,8 @@ def _active_set(K: Array, m: Array) -> ConeProjection:
 def least_distance(K: Array, lower: Array, centre: Array) -> Array:
     """``argmin |a - centre|`` subject to ``K a >= lower``, which must have a solution (Lawson and Hanson, chapter 23).
 
-    With ``b = a - centre`` and ``r = lower - K centre`` it is the least ``|b|`` with ``K b >= r``: a projection of ``(0, 1)``
-    on the cone ``{(b, t) : K b >= r t}``, divided by its last entry.
+    With ``b = a - centre`` and ``r = lower - K centre`` it is the least ``|b|`` with ``K b >= r``: a projection of
+    ``(0, 1)`` on the cone ``{(b, t) : K b >= r t}``, divided by its last entry.
     """
     r = lower - K @ centre
     if (r <= 0).all():
@@ -102,8 +102,9 @@ def split_in_cone(K: Array, u: Array, steps: int = 60, tolerance: float = 1e-10)
     """Write ``u = a - b`` with ``K a >= 0`` and ``K b >= 0`` and the least ``|a| + |b|``: the cone decomposition.
 
     Mishkin, Sahiner and Pilanci (2022) turn a gated neuron into two ReLU neurons by it. ``|a| + |b|`` is minimised by
-    reweighting: ``min |a|^2 / alpha + |b|^2 / gamma`` is a least-distance problem, with ``alpha = |a|``, ``gamma = |b|`` of the
-    step before. Every step is feasible. The cone must have interior, as that of an activation pattern has.
+    reweighting: ``min |a|^2 / alpha + |b|^2 / gamma`` is a least-distance problem, with ``alpha = |a|``, ``gamma =
+    |b|`` of the step before. Every step is feasible. The cone must have interior, as that of an activation pattern
+    has.
     """
     sides = K @ u
     slack = 1e-14 * np.linalg.norm(u) * np.maximum(np.linalg.norm(K, axis=1), np.finfo(float).tiny)

@@ -110,7 +110,7 @@ def certificate_at(objective: Objective, weights: Weights, penalty: float) -> Ce
     residuals = _residuals(objective, at, point, outputs, penalty)
 
     def refused(reason: str) -> Certificate:
-        return Certificate(primal, -math.inf, "none", 0.0, residuals, reason)
+        return Certificate(primal, -math.inf, "none", 0.0, residuals, reason, point.polar.kind.value)
 
     if not point.polar.kind.certifies:
         return refused("only a lower bound on the polar is known, so the dual point may be infeasible")
@@ -129,7 +129,8 @@ def certificate_at(objective: Objective, weights: Weights, penalty: float) -> Ce
             "loss or gauge contradict each other (convexformer.testing has checks for each)"
         )
     kind = "exact" if point.polar.confidence == 1.0 else "probabilistic"
-    return Certificate(primal, min(dual, primal), kind, point.polar.confidence, residuals)
+    confidence, polar = point.polar.confidence, point.polar.kind.value
+    return Certificate(primal, min(dual, primal), kind, confidence, residuals, polar=polar)
 
 
 def _contradicts(objective: Objective, at: Evaluation, M: DualMatrix, outputs: Tensor, Z: Operand) -> bool:

@@ -1,7 +1,8 @@
 """Interfaces of penalties: value and conjugate, which certificates need, and optional capabilities for solvers.
 
 A solver asks for a capability by type: :class:`Proximal` (FISTA), :class:`Sliced` (working sets), :class:`Factored`
-(the staircase), :class:`Atomic` (Frank-Wolfe), :class:`NeuronOracle` (column generation). They are structural protocols: a class has one by defining its methods.
+(the staircase), :class:`Atomic` (Frank-Wolfe), :class:`NeuronOracle` (column generation). They are structural
+protocols: a class has one by defining its methods.
 """
 
 from __future__ import annotations

@@ -25,13 +25,14 @@ METHODS = ("auto", "branch", "sdp", "sigma", "power")
 
 @final
 class ConeNuclearNorm(Gauge):
-    """``||Z||_{*,K} = inf{sum_j |u_j| |v_j| : Z = sum_j u_j v_j^T, K u_j >= 0}`` for ``Z: (p, q)`` (Sahiner et al. 2022, (4)).
+    """``||Z||_{*,K} = inf{sum_j |u_j| |v_j| : Z = sum_j u_j v_j^T, K u_j >= 0}`` (Sahiner et al. 2022, (4)).
 
-    Its atoms are ``+-u v^T`` with ``K u >= 0``. The value is computed for one column, where it is ``min |a| + |b|`` over
-    ``z = a - b`` in the cone; for more it is NP-hard. ``method`` is how the polar is bounded for several columns: ``"branch"``
-    (branch and bound over output directions: an upper bound, exact to ``tolerance``), ``"sdp"`` (CVXPY; an upper bound),
-    ``"sigma"`` (``sigma_max``, an upper bound), ``"power"`` (projected power iterations: a lower bound, which certifies nothing), or
-    ``"auto"``: the first for up to four columns, else the second where CVXPY is installed, else the third.
+    Its atoms are ``+-u v^T`` with ``K u >= 0``. The value is computed for one column, where it is ``min |a| + |b|``
+    over ``z = a - b`` in the cone; for more it is NP-hard. ``method`` is how the polar is bounded for several columns:
+    ``"branch"`` (branch and bound over output directions: an upper bound, exact to ``tolerance``), ``"sdp"`` (CVXPY;
+    an upper bound), ``"sigma"`` (``sigma_max``, an upper bound), ``"power"`` (projected power iterations: a lower
+    bound, which certifies nothing), or ``"auto"``: the first for up to four columns, else the second where CVXPY is
+    installed, else the third.
     """
 
     def __init__(self, K: Tensor, method: str = "auto", tolerance: float = 1e-7, budget: int = 40_000) -> None:
@@ -44,8 +45,8 @@ class ConeNuclearNorm(Gauge):
         matrix = as_tensor(Z)
         if matrix.shape[-1] != 1 or matrix.ndim != 2:
             raise ValueError(
-                f"Z has shape {tuple(matrix.shape)}; the cone-constrained nuclear norm is computed for (p, 1) only, since it is "
-                "NP-hard for more columns. A factorisation inside the cone bounds it from above, polar() from below."
+                f"Z has shape {tuple(matrix.shape)}; the cone-constrained nuclear norm is computed for (p, 1) only, since "
+                "it is NP-hard for more columns. A factorisation inside the cone bounds it from above, polar() from below."
             )
         z = matrix[:, 0].detach().cpu().double().numpy()
         a, b = split_in_cone(self.K, z, steps=500, tolerance=1e-14)

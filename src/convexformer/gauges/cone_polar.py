@@ -70,10 +70,11 @@ def branch_and_bound(
 ) -> Bounds:
     """Bound the largest maximum of several problems with ``q`` columns from both sides, to a relative ``tolerance``.
 
-    The maximum is that of ``h(v) = max <M v, u>`` over the unit sphere of ``R^q``, and ``h`` is sublinear. On the simplicial
-    cone of unit vectors ``w_1..w_q`` therefore ``h(v) <= sum_i lam_i h(w_i)`` for ``v = sum_i lam_i w_i``, which is ``<y, v>``
-    for the ``y`` with ``<w_i, y> = h(w_i)``: at most ``|y|``. Cones are bisected until all bounds meet the best value, which
-    they do quadratically in their size. ``budget`` is the number of projections; a larger one, a tighter bound.
+    The maximum is that of ``h(v) = max <M v, u>`` over the unit sphere of ``R^q``, and ``h`` is sublinear. On the
+    simplicial cone of unit vectors ``w_1..w_q`` therefore ``h(v) <= sum_i lam_i h(w_i)`` for ``v = sum_i lam_i w_i``,
+    which is ``<y, v>`` for the ``y`` with ``<w_i, y> = h(w_i)``: at most ``|y|``. Cones are bisected until all bounds
+    meet the best value, which they do quadratically in their size. ``budget`` is the number of projections; a larger
+    one, a tighter bound.
     """
     best, at, where = lower, start if start is not None else np.zeros(len(problems[0].M)), -1
     heap: list[tuple[float, int, int, Array, Array]] = []
@@ -98,7 +99,9 @@ def branch_and_bound(
         values = np.array([value(k, w) for w in ends])
         for signs in itertools.product((0, 1), repeat=q):
             rows = [i + q * s for i, s in enumerate(signs)]
-            heapq.heappush(heap, (-min(top, _simplex_bound(ends[rows], values[rows])), next(ticket), k, ends[rows], values[rows]))
+            heapq.heappush(
+                heap, (-min(top, _simplex_bound(ends[rows], values[rows])), next(ticket), k, ends[rows], values[rows])
+            )
     upper = best
     while heap:
         bound, _, k, W, h = heapq.heappop(heap)

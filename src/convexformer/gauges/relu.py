@@ -24,7 +24,8 @@ from convexformer.gauges.relu_search import ascend, bound_without_cells, output_
 from convexformer.registry import one_of
 
 THIN_CELLS = 1e-9
-"""Allowance for cells too thin for linear programs in float64: this share of ``sigma_max(rows) |T|_F`` is added to a bound."""
+"""Allowance for cells too thin for linear programs in float64: this share of ``sigma_max(rows) |T|_F`` is added to a
+bound."""
 
 
 @final
@@ -58,7 +59,7 @@ class DualParts(Protocol):
 
 @final
 class ReLUNorm(Gauge):
-    """``g = min sum_j |u_j|_2 |v_j|`` over neurons of the same function: the gauge of ``{relu(rows u) v^T : |u|, |v| <= 1}``.
+    """``g = min sum_j |u_j|_2 |v_j|`` over neurons of one function: the gauge of ``{relu(rows u) v^T : |u|, |v| <= 1}``.
 
     On the cells ``D_c`` of the arrangement of the rows it is ``sum_c ||Z_c||_{*,K_c}`` with ``K_c = (2 D_c - 1) rows``, the
     penalty of Sahiner et al. (2022), theorems 3.3, 4.2, 4.5, 4.8 and C.6. ``outer="l2"``: ordinary weight decay.
@@ -234,4 +235,3 @@ def _different(U: Tensor, values: Tensor, count: int) -> list[int]:
         if len(kept) == count:
             break
     return kept
-

@@ -48,9 +48,9 @@ class Attention(Head):
     (Gaussian, drawn with ``seed``) or the pair ``(u1: (g, s), u2: (g, d))``. Several heads may share a gate. Weights:
     ``Z: (s, d, c)``, gated ``(g, s, d, c)``.
 
-    ``activation="relu"``: exact ReLU heads ``relu(x_k^T w2_j) w3_j`` on one token ``k`` each, the atoms of theorem 3 with the
-    cones of their gates. With ReLU the vertices of the simplex are a restriction: a head on a mixture of tokens is no
-    mixture of heads on tokens, and the polar over all of the simplex may be larger (by 10% in examples).
+    ``activation="relu"``: exact ReLU heads ``relu(x_k^T w2_j) w3_j`` on one token ``k`` each, the atoms of theorem 3
+    with the cones of their gates. With ReLU the vertices of the simplex are a restriction: a head on a mixture of
+    tokens is no mixture of heads on tokens, and the polar over all of the simplex may be larger (by 10% in examples).
     """
 
     activation: str = "linear"
@@ -66,6 +66,11 @@ class Attention(Head):
         check_activation(self.activation)
         one_of("decay", self.decay, ("l1", "l2"))
         check_gates(self.gates, parts=2)
+
+    @property
+    def combines(self) -> bool:
+        """All but exact ReLU."""
+        return self.activation != "relu"
 
     def config(self) -> dict[str, Any]:
         """Return the constructor's arguments."""

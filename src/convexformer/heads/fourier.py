@@ -57,6 +57,11 @@ class FourierHead(Head):
         check_gates(self.gates, parts=1)
 
     @property
+    def combines(self) -> bool:
+        """All but exact ReLU."""
+        return self.activation != "relu"
+
+    @property
     @abstractmethod
     def n_blocks(self) -> int:
         """B, the number of blocks of channels."""

@@ -34,9 +34,9 @@ from convexformer.weights import Operand, Weights
 class MatrixHead(Head):
     """Base of both heads: gates given by square matrices, recovery by singular vectors, the lift.
 
-    ``Z = sum_j vec_F(W1_j) vec_C(W2_j)^T`` (columns of ``W1`` one after the other, rows of ``W2`` one after the other):
-    the vectorisation that appendix A of Sahiner et al. requires but does not state. With ``activation="relu"`` the weights are
-    the neurons ``(vec_F(W1_j), vec_C(W2_j))`` themselves; see :class:`~convexformer.gauges.ReLUNorm`.
+    ``Z = sum_j vec_F(W1_j) vec_C(W2_j)^T`` (columns of ``W1`` one after the other, rows of ``W2`` one after the
+    other): the vectorisation that appendix A of Sahiner et al. requires but does not state. With ``activation="relu"``
+    the weights are the neurons ``(vec_F(W1_j), vec_C(W2_j))`` themselves; see :class:`~convexformer.gauges.ReLUNorm`.
     """
 
     activation: str
@@ -49,6 +49,11 @@ class MatrixHead(Head):
     def __post_init__(self) -> None:
         check_activation(self.activation)
         check_gates(self.gates, parts=1)
+
+    @property
+    def combines(self) -> bool:
+        """All but exact ReLU."""
+        return self.activation != "relu"
 
     @abstractmethod
     def side(self, layout: Layout) -> int:
@@ -83,11 +88,11 @@ class MatrixHead(Head):
         if self.activation == "relu":
             neurons = balanced_neurons(weights)
             w1, w2 = neurons.U.view(-1, n, n).mT, neurons.V.view(-1, d, c)
-            options = {"per_token": layout.per_token, "squeeze": layout.squeeze}
+            options: dict[str, Any] = {"per_token": layout.per_token, "squeeze": layout.squeeze}
             return self.network_type(w1, w2, weights.intercept, relu=True, **options)
         Z = self._as_factors(weights.Z, layout).balanced()
         H = self._gate_matrices(layout)
-        gated = {} if H is None else {"gates": H.to(Z.device), "gate_index": Z.block}
+        gated: dict[str, Any] = {} if H is None else {"gates": H.to(Z.device), "gate_index": Z.block}
         m = Z.n_terms
         w1, w2 = Z.U.view(m, n, n).mT, Z.V.view(m, d, c)
         return self.network_type(w1, w2, weights.intercept, per_token=layout.per_token, squeeze=layout.squeeze, **gated)

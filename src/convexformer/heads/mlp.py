@@ -39,7 +39,8 @@ class TokenMLP(Head):
     depends on them only through the gated mean of each gate. ``gates`` is their number or ``h: (g, d)``, gate
     ``1{h(X) h >= 0}``; several neurons may share a gate. Weights: ``Z: (d, c)``, gated ``(g, d, c)``.
 
-    ``activation="relu"``: ``D_j(h_t) = 1{h_t^T w1_j >= 0}``, exact ReLU (theorem C.6); see :class:`~convexformer.gauges.ReLUNorm`.
+    ``activation="relu"``: ``D_j(h_t) = 1{h_t^T w1_j >= 0}``, exact ReLU (theorem C.6); see
+    :class:`~convexformer.gauges.ReLUNorm`.
     """
 
     activation: str
@@ -47,6 +48,11 @@ class TokenMLP(Head):
     seed: int
 
     per_token = True
+
+    @property
+    def combines(self) -> bool:
+        """All but exact ReLU."""
+        return self.activation != "relu"
 
     @abstractmethod
     def mix(self, tokens: TokenDataset) -> TokenDataset:

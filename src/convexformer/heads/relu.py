@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -132,14 +131,6 @@ def _check_size(numbers: int, head: str) -> None:
     if numbers > MAX_NUMBERS:
         raise ValueError(
             f"exact ReLU on this {head} head forms {numbers:,} numbers of hidden rows, more than {MAX_NUMBERS:,}. Use "
-            "activation='gated_relu', whose solution convexformer.relu.from_gated turns into a ReLU network, or fewer samples, "
-            "tokens or channels."
+            "activation='gated_relu', whose solution convexformer.relu.from_gated turns into a ReLU network, or fewer "
+            "samples, tokens or channels."
         )
-
-
-def n_neurons_bound(layout: Layout, n_rows: int) -> int:
-    """Return ``n_rows c``: no more neurons are needed for an optimum (Caratheodory), rows being tokens or samples.
-
-    Sahiner et al. (2022) print ``n min(d^2, d c)`` and the like, which lack the number of tokens.
-    """
-    return math.prod((n_rows, layout.n_outputs))

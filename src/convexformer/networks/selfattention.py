@@ -63,8 +63,8 @@ class SelfAttentionNetwork(MatrixNetwork):
 class MixerNetwork(MatrixNetwork):
     """``f(X) = sum_j (D_j . (W1_j X)) W2_j + bias`` (Sahiner et al. 2022, (17)); pooled: its mean over tokens.
 
-    ``w1: (h, s, s)``, ``w2: (h, d, c)``; ``D_j = 1{H X >= 0}`` with ``H = gates[gate_index[j]]``, ``H = W1_j`` with ``relu``,
-    or 1.
+    ``w1: (h, s, s)``, ``w2: (h, d, c)``; ``D_j = 1{H X >= 0}`` with ``H = gates[gate_index[j]]``, ``H = W1_j`` with
+    ``relu``, or 1.
     """
 
     def lift(self) -> Weights:

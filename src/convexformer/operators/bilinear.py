@@ -13,8 +13,8 @@ from convexformer.operators.base import Operator
 from convexformer.operators.budget import budget_on
 from convexformer.operators.kernel import RepresenterDual, StackedDual
 from convexformer.operators.lowrank import LowRank
-from convexformer.operators.relu import ReLUDual
 from convexformer.operators.moments import Moments
+from convexformer.operators.relu import ReLUDual
 from convexformer.rows import LOCAL, Rows
 
 NORM_PROBES = 8  # random vectors that estimate a Frobenius norm

@@ -12,11 +12,16 @@ from torch import Tensor
 
 from convexformer.operators.base import Operator
 
+NO_MATRIX = (
+    "the weights of an exact ReLU head are neurons, not one tensor: relu(X u) v^T depends on u and v apart. Use "
+    "solution.network(), or solution.weights.Z.U and .V."
+)
+
 
 @final
 @dataclass(frozen=True)
 class Neurons:
-    """``f = sum_j phi_{block_j}(U_j) V_j``, with ``phi_b(u) = relu(rows_b u)``: ``U: (m, p)``, ``V: (m, q)``, ``block: (m,)``.
+    """``f = sum_j relu(rows_b U_j) V_j`` with ``b = block_j``: ``U: (m, p)``, ``V: (m, q)``, ``block: (m,)``.
 
     Unlike :class:`~convexformer.operators.LowRank` factors, neurons are no matrix: outputs are not linear in ``U_j V_j^T``.
     They are a point of the cell program of Sahiner et al. (2022): ``Z_c = sum_j U_j V_j^T`` over the neurons in cell ``c``,
@@ -56,10 +61,11 @@ class Neurons:
 
     def dense(self, limit: float = math.inf) -> Tensor:
         """Refuse: neurons are no matrix."""
-        raise ValueError(
-            "the weights of an exact ReLU head are neurons, not one tensor: relu(X u) v^T depends on u and v apart. Use "
-            "solution.network(), or solution.weights.Z.U and .V."
-        )
+        raise ValueError(NO_MATRIX)
+
+    def singular_values(self) -> Tensor:
+        """Refuse: neurons are no matrix."""
+        raise ValueError(NO_MATRIX)
 
     def operand(self) -> Neurons:
         """Return the neurons."""

@@ -9,8 +9,9 @@ Every two-layer ReLU head has hidden values ``a = rows u`` and outputs ``f_r = s
     SelfAttention         x_t (x) x_o                    d^2    x_t         (d, c)
     Attention, token k    x_k                            d      1           (1, c)
 
-The sum over ``h in r`` is the head's own (over t in self-attention, over a in the mixer) and the mean over tokens where the
-output is pooled. ``<V, A(u v^T)> = relu(rows u)^T T v`` with ``T_h = w_h E_h (x) V_r``: polars depend on ``rows`` and ``T`` alone.
+The sum over ``h in r`` is the head's own (over t in self-attention, over a in the mixer) and the mean over tokens
+where the output is pooled. ``<V, A(u v^T)> = relu(rows u)^T T v`` with ``T_h = w_h E_h (x) V_r``: polars depend on
+``rows`` and ``T`` alone.
 """
 
 from __future__ import annotations
@@ -50,9 +51,7 @@ class HiddenLayer:
             return None if values is None else values.to(device=device, dtype=dtype)
 
         rows = self.rows.to(device=device, dtype=dtype)
-        return HiddenLayer(
-            rows, moved(self.embedding), self.output.to(device=device), moved(self.weight), self.columns
-        )
+        return HiddenLayer(rows, moved(self.embedding), self.output.to(device=device), moved(self.weight), self.columns)
 
     def read(self, hidden: Tensor, V: Tensor, n_rows: int) -> Tensor:
         """Outputs ``(R, c)`` of hidden values ``(H, m)`` and output weights ``V: (m, k c)``."""
@@ -137,21 +136,24 @@ class ReLUOperator(NeuronOperator):
         """Outputs of the network with these neurons: O(H m (p + q))."""
         if not isinstance(Z, Neurons):
             raise TypeError(f"an exact ReLU head takes Neurons, not a tensor of shape {tuple(Z.shape)}.")
+        n_rows = self.output_shape[0]
+        if len(self.layers) == 1:
+            return self.layers[0].read((self.layers[0].rows @ Z.U.T).clamp_min(0), Z.V, n_rows)
         outputs = Z.U.new_zeros(self.output_shape)
-        for b, layer in enumerate(self.layers):
-            own = Z.block == b
-            if bool(own.any()):
-                hidden = (layer.rows @ Z.U[own].T).clamp_min(0)
-                outputs[:, layer.columns] += layer.read(hidden, Z.V[own], self.output_shape[0])
+        for layer, own in self._in_use(Z):
+            outputs[:, layer.columns] += layer.read((layer.rows @ Z.U[own].T).clamp_min(0), Z.V[own], n_rows)
         return outputs
+
+    def _in_use(self, Z: Neurons) -> list[tuple[HiddenLayer, Tensor | slice]]:
+        """The blocks that have neurons, each with the places of its neurons."""
+        if len(self.layers) == 1:
+            return [(self.layers[0], slice(None))]
+        return [(self.layers[b], Z.block == b) for b in Z.block.unique().tolist()]
 
     def factor_gradients(self, V: Tensor, Z: Neurons) -> tuple[Tensor, Tensor]:
         """Gradients of ``<V, A Z>`` in ``U: (m, p)`` and in ``V: (m, q)``."""
         GU, GV = torch.zeros_like(Z.U), torch.zeros_like(Z.V)
-        for b, layer in enumerate(self.layers):
-            own = Z.block == b
-            if not bool(own.any()):
-                continue
+        for layer, own in self._in_use(Z):
             T = layer.dual(V)
             hidden = layer.rows @ Z.U[own].T  # (H, m)
             GV[own] = hidden.clamp_min(0).T @ T
@@ -225,4 +227,3 @@ class CellOperator(Operator):
         """Move every block."""
         layers = [layer.to(device=device, dtype=dtype) for layer in self.layers]
         return CellOperator(layers, [D.to(device=device) for D in self.patterns], *self.output_shape)
-

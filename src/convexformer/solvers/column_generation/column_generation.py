@@ -51,6 +51,8 @@ class ColumnGeneration(Solver):
             found = oracle.search(point.M, neurons, self.options.new_neurons)
             more = [candidate for candidate in found if candidate.value > objective.beta * (1 - 1e-6)]
             old = (neurons, at)
+            value = value_of(objective, neurons, at)
+            precision = self.options.precision * max(0.0, min(1.0, (value - point.value) / abs(value)))
             if more:
                 size = max(float(objective.penalty.value(neurons)) / max(neurons.n_terms, 1), 1e-3) / len(more)
                 added = Neurons(
@@ -59,11 +61,15 @@ class ColumnGeneration(Solver):
                     torch.tensor([candidate.block for candidate in more]),
                     neurons.shape,
                 )
-                neurons, at = reweigh(objective, neurons.append(added), at.intercept, self.options.weight_steps)
-            neurons, at = self._correct(objective, *min((neurons, at), old, key=lambda pair: value_of(objective, *pair)))
+                every = neurons.append(added)
+                neurons, at = reweigh(objective, every, at.intercept, self.options.weight_steps, precision)
+            best = min((neurons, at), old, key=lambda pair: value_of(objective, *pair))
+            neurons, at = self._correct(objective, *best, precision)
             point = monitor.check(neurons, at)
 
-    def _correct(self, objective: Objective, neurons: Neurons, at: Evaluation) -> tuple[Neurons, Evaluation]:
+    def _correct(
+        self, objective: Objective, neurons: Neurons, at: Evaluation, precision: float
+    ) -> tuple[Neurons, Evaluation]:
         """Descend freely and on faces; return the best of it, with parallel neurons merged."""
         options = self.options
         few = neurons.U.numel() + neurons.V.numel() <= options.exact_numbers
@@ -75,7 +81,7 @@ class ColumnGeneration(Solver):
             if value_of(objective, *candidate) < value_of(objective, *best):
                 best = candidate
 
-        keep(descend(objective, neurons, at.intercept, steps))
+        keep(descend(objective, neurons, at.intercept, steps, precision=precision))
         keep(self._tidy(objective, *best))
         operator = cast(NeuronOperator, objective.operator)
         if sum(len(rows) for rows in operator.hidden_rows()) <= options.face_rows:
@@ -85,7 +91,11 @@ class ColumnGeneration(Solver):
                 if projectors is not None:
                     U = torch.einsum("mpq,mq->mp", projectors, held.U)
                     on_face = held.with_factors(U, held.V)
-                    keep(descend(objective, on_face, best[1].intercept, steps, projectors=projectors))
+                    keep(
+                        descend(
+                            objective, on_face, best[1].intercept, steps, projectors=projectors, precision=precision
+                        )
+                    )
         keep(self._tidy(objective, *best))
         return best
 

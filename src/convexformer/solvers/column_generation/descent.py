@@ -24,11 +24,13 @@ def descend(
     steps: int,
     *,
     projectors: Tensor | None = None,
+    precision: float = 0.0,
 ) -> tuple[Neurons, Evaluation]:
     """L-BFGS on ``F(sum_j relu(rows u_j) v_j^T) + beta/2 sum_j (|u_j|^2 + |v_j|^2)`` from these neurons.
 
     ``projectors: (m, p, p)`` hold each ``u_j`` in a subspace, a face of the cells on which ReLU has a kink; gradients are
-    projected, so that the iterates stay there. With an l1 norm of output weights each neuron keeps its one output.
+    projected, so that the iterates stay there. With an l1 norm of output weights each neuron keeps its one output. It ends
+    where a step lowers the objective by less than ``precision``, relatively.
     """
     operator, oracle = cast(NeuronOperator, objective.operator), cast(NeuronOracle, objective.penalty)
     neurons = neurons.balanced(oracle.output_norms(neurons.V))
@@ -56,12 +58,12 @@ def descend(
 
     if m:
         start = torch.cat([neurons.U.flatten(), neurons.V.flatten()]).double().cpu().numpy()
-        neurons = unpack(_lbfgs(closure, start, steps))
+        neurons = unpack(_lbfgs(closure, start, steps, precision))
     return neurons, objective.evaluate(operator.apply(neurons), b)
 
 
 def reweigh(
-    objective: Objective, neurons: Neurons, intercept: Tensor | None, steps: int
+    objective: Objective, neurons: Neurons, intercept: Tensor | None, steps: int, precision: float = 0.0
 ) -> tuple[Neurons, Evaluation]:
     """Choose the weights ``t_j >= 0`` of fixed directions: ``min_t F(sum_j t_j a_j) + beta sum_j t_j |a_j|``, convex."""
     operator, oracle = cast(NeuronOperator, objective.operator), cast(NeuronOracle, objective.penalty)
@@ -78,7 +80,7 @@ def reweigh(
         return float(at.value) + objective.beta * float(sizes @ t), gradient
 
     if neurons.n_terms:
-        t = _lbfgs(closure, np.ones(neurons.n_terms), steps, bounds=[(0.0, None)] * neurons.n_terms)
+        t = _lbfgs(closure, np.ones(neurons.n_terms), steps, precision, bounds=[(0.0, None)] * neurons.n_terms)
         kept = torch.from_numpy(t > 0).to(neurons.U.device)
         scaled = neurons.with_factors(neurons.U, torch.from_numpy(t).to(neurons.V)[:, None] * neurons.V)
         neurons = scaled.select(kept)
@@ -90,6 +92,12 @@ def value_of(objective: Objective, neurons: Neurons, at: Evaluation) -> float:
     return float(at.value) + objective.beta * float(objective.penalty.value(neurons))
 
 
-def _lbfgs(closure: Closure, start: np.ndarray, steps: int, bounds: list[tuple[float, None]] | None = None) -> np.ndarray:
-    options = {"maxiter": steps, "maxfun": 2 * steps, "ftol": 1e-16, "gtol": 1e-12, "maxcor": 20}
+def _lbfgs(
+    closure: Closure,
+    start: np.ndarray,
+    steps: int,
+    precision: float,
+    bounds: list[tuple[float, None]] | None = None,
+) -> np.ndarray:
+    options = {"maxiter": steps, "maxfun": 2 * steps, "ftol": max(1e-16, precision), "gtol": 1e-12, "maxcor": 20}
     return np.asarray(minimize(closure, start, jac=True, method="L-BFGS-B", bounds=bounds, options=options).x)

@@ -19,6 +19,8 @@ class ColumnOptions:
     """L-BFGS steps on all neurons, for each choice of faces; more for few numbers (see ``exact_numbers``)."""
     exact_numbers: int = 400
     """Numbers in all neurons up to which a descent runs until L-BFGS makes no progress."""
+    precision: float = 1e-9
+    """A descent ends where a step lowers the objective by less than this share of the duality gap."""
     face_tolerances: tuple[float, ...] = (1e-9, 1e-5, 1e-3)
     """A neuron is held on the hyperplanes of the rows with ``|row u| <= tolerance |row| |u|``, for each of these."""
     face_rows: int = 4096

@@ -74,7 +74,7 @@ class _Walk:
     def run(self, start: Weights) -> None:
         """Check, grow, settle, and again."""
         objective, monitor, options = self.objective, self.monitor, self.options
-        Z = start.Z if isinstance(start.Z, LowRank) else LowRank.of(start.Z)
+        Z = start.Z if isinstance(start.Z, LowRank) else LowRank.of(start.dense())
         point = point_at(objective, Z, objective.apply(Z), start.intercept)
         dual = monitor.check(Z, point.evaluation)
         self.products = _single(objective, dual, options)
