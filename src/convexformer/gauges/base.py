@@ -267,8 +267,15 @@ class NeuronOracle(Protocol):
     outer: str
     """``"l2"``, or ``"l1"`` where each neuron may write one output."""
 
+    @property
+    def complete(self) -> bool:
+        """Whether a search sees all cells, so that it may be trusted to find the best neurons."""
+
     def output_norms(self, V: Tensor) -> Tensor:
         """``(m,)`` the norms of output weights."""
+
+    def spread(self, M: DualMatrix, count: int, seed: int) -> list[Candidate]:
+        """Return ``count`` neurons of each block in random directions that have climbed a few steps only."""
 
     def search(self, M: DualMatrix, around: NeuronsLike | None, count: int) -> list[Candidate]:
         """Return different neurons with large ``<M, (u, v)>``, the best first; those ``around`` are starts."""

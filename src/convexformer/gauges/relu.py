@@ -47,6 +47,10 @@ class PolarOptions:
     """Random directions from which the search climbs, besides the neurons in use."""
     steps: int = 60
     """Steps of each climb."""
+    large: int = 1 << 19
+    """Entries of the hidden rows beyond which climbs are fewer and shorter, and cells are not refined one by one."""
+    kept: int = 12
+    """Neurons of each block that an estimate of the polar keeps for the search after it."""
     refined_cells: int = 512
     """Cells whose own maximum the search takes, those of the largest ``sigma_max`` first."""
 
@@ -55,6 +59,8 @@ class DualParts(Protocol):
     """A dual matrix as pairs ``(rows, T)``: ``<M, (u, v)> = relu(rows u)^T T v``."""
 
     parts: tuple[tuple[Tensor, Tensor], ...]
+    found: list[Candidate]
+    """Neurons that an estimate found; a search for the same dual matrix starts from them."""
 
 
 @final
@@ -151,8 +157,10 @@ class ReLUNorm(Gauge):
 
     def quick_polar(self, M: DualMatrix) -> Polar:
         """Return the value of the best neuron that a search finds: a lower bound, which steers and never certifies."""
-        best = max((c.value for c in self.search(M, None, 1)), default=0.0)
-        return Polar(best, PolarKind.LOWER)
+        found = cast(DualParts, M).found
+        if not found:
+            found += self.search(M, None, self.options.kept)
+        return Polar(max((c.value for c in found), default=0.0), PolarKind.LOWER)
 
     def critical_beta(self, M: DualMatrix, curvature: object) -> Polar:
         """Return the polar where all cells are known, else the best neuron that a search finds."""
@@ -162,25 +170,45 @@ class ReLUNorm(Gauge):
         """Return up to ``count`` different neurons of a block with large ``<M, (u, v)>``, the best first.
 
         Climbs from random directions and from those of the neurons ``around``; then the maximum of each cell of a large
-        ``sigma_max``, where cells are known, by projections.
+        ``sigma_max``, where cells are known, by projections. What an estimate of the polar found is not searched for again.
         """
         found: list[Candidate] = []
+        known = cast(DualParts, M).found
         for b, (rows, T) in enumerate(_parts(M)):
             near = None if around is None else around.U[around.block == b]
-            found += self._search_block(b, rows, T, near, count)
+            old = [c.u for c in known if c.block == b]
+            found += self._search_block(b, rows, T, near, count, torch.stack(old) if old else None)
         return sorted(found, key=lambda c: -c.value)[: count * max(1, len(self.arrangements))]
 
-    def _search_block(self, b: int, rows: Tensor, T: Tensor, near: Tensor | None, count: int) -> list[Candidate]:
+    def spread(self, M: DualMatrix, count: int, seed: int) -> list[Candidate]:
+        """Return ``count`` neurons of each block after two steps from random directions: apart, and of some use."""
+        found: list[Candidate] = []
+        for b, (rows, T) in enumerate(_parts(M)):
+            generator = torch.Generator().manual_seed(self.seed + 7919 * b + 104_729 * seed)
+            draw = torch.randn((count, rows.shape[1]), generator=generator, dtype=torch.float64).to(rows)
+            values, U, V = ascend(rows, T, draw, self.outer, 2)
+            found += [Candidate(float(values[j]), b, U[j], V[j]) for j in range(count) if float(values[j]) > 0]
+        return found
+
+    def _search_block(
+        self, b: int, rows: Tensor, T: Tensor, near: Tensor | None, count: int, known: Tensor | None = None
+    ) -> list[Candidate]:
         options, p = self.options, rows.shape[1]
-        generator = torch.Generator().manual_seed(self.seed + 7919 * b)
-        draw = torch.randn((options.starts, p), generator=generator, dtype=torch.float64).to(rows)
-        U = draw if near is None else torch.cat([draw, near.to(rows)])
-        values, U, _ = ascend(rows, T, U, self.outer, options.steps)
-        best = _different(U, values, count)
-        cells = self.arrangements[b].cells
-        own = cells if cells is not None else _cells_of(rows, U[best])
-        refined = self._refine(own, rows.numpy(), T.numpy(), count)
-        U = torch.cat([U[best], torch.from_numpy(refined).to(rows)])
+        starts = rows.new_zeros((0, p)) if near is None else near.to(rows)
+        steps = options.steps
+        if rows.numel() > options.large:  # fewer and shorter climbs
+            steps = max(8, steps * options.large // rows.numel())
+        if known is None:
+            generator = torch.Generator().manual_seed(self.seed + 7919 * b)
+            n = options.starts if rows.numel() <= options.large else options.starts // 3
+            starts = torch.cat([starts, torch.randn((n, p), generator=generator, dtype=torch.float64).to(rows)])
+        values, U, _ = ascend(rows, T, starts, self.outer, steps)
+        U = U[_different(U, values, count)]
+        if known is not None:
+            U = torch.cat([U, known.to(rows)])
+        elif (cells := self.arrangements[b].cells) is not None or rows.numel() <= options.large:
+            own = cells if cells is not None else _cells_of(rows, U)
+            U = torch.cat([U, torch.from_numpy(self._refine(own, rows.numpy(), T.numpy(), count)).to(rows)])
         values, V = output_directions(responses(rows, T, U), self.outer)
         return [Candidate(float(values[j]), b, U[j], V[j]) for j in _different(U, values, count)]
 

@@ -17,12 +17,13 @@ where the output is pooled. ``<V, A(u v^T)> = relu(rows u)^T T v`` with ``T_h = 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import final
 
 import torch
 from torch import Tensor
 
+from convexformer.gauges import Candidate
 from convexformer.operators.base import Operator
 from convexformer.operators.neurons import NeuronOperator, Neurons
 from convexformer.rows import LOCAL, Rows
@@ -84,6 +85,8 @@ class ReLUDual:
     """``-A^T V`` of a ReLU operator as the pairs ``(rows, T)`` of each block: ``<M, (u, v)> = relu(rows u)^T T v``."""
 
     parts: tuple[tuple[Tensor, Tensor], ...]
+    found: list[Candidate] = field(default_factory=list, compare=False, repr=False)
+    """Neurons that an estimate of the polar found, for the next search to start from."""
 
     def dense(self) -> Tensor:
         """Refuse: it is a function of directions, not a matrix."""

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import cast, final
 
 import torch
 from torch import Tensor
 
-from convexformer.gauges import NeuronOracle
+from convexformer.gauges import Candidate, NeuronOracle
 from convexformer.objective import Evaluation, Objective
 from convexformer.operators import NeuronOperator, Neurons
 from convexformer.solvers.base import Solver
@@ -47,28 +48,27 @@ class ColumnGeneration(Solver):
         neurons = _one_output_each(start.Z) if oracle.outer == "l1" else start.Z
         at = objective.evaluate(objective.apply(neurons), start.intercept)
         point = monitor.check(neurons, at)
-        for _ in monitor:
-            found = oracle.search(point.M, neurons, self.options.new_neurons)
+        for round_ in monitor:
+            count = max(self.options.new_neurons, int(self.options.growth * neurons.n_terms))
+            found = oracle.search(point.M, neurons, count)
             more = [candidate for candidate in found if candidate.value > objective.beta * (1 - 1e-6)]
-            old = (neurons, at)
             value = value_of(objective, neurons, at)
             precision = self.options.precision * max(0.0, min(1.0, (value - point.value) / abs(value)))
+            best = (neurons, at)
             if more:
-                size = max(float(objective.penalty.value(neurons)) / max(neurons.n_terms, 1), 1e-3) / len(more)
-                added = Neurons(
-                    torch.stack([candidate.u for candidate in more]),
-                    size * torch.stack([candidate.v for candidate in more]),
-                    torch.tensor([candidate.block for candidate in more]),
-                    neurons.shape,
-                )
-                every = neurons.append(added)
-                neurons, at = reweigh(objective, every, at.intercept, self.options.weight_steps, precision)
-            best = min((neurons, at), old, key=lambda pair: value_of(objective, *pair))
-            neurons, at = self._correct(objective, *best, precision)
+                every = neurons.append(_made(more, neurons))
+                added = reweigh(objective, every, at.intercept, self.options.weight_steps, precision)
+                best = min(best, added, key=lambda pair: value_of(objective, *pair))
+            if more and not oracle.complete:
+                wide = max(self.options.wide // neurons.shape[0], 1)
+                spread = oracle.spread(objective.dual_matrix(best[1].V), wide, round_)
+                best = _widened(objective, *best, _made(spread, neurons))
+            corrected = self._correct(objective, *best, precision, lambda: monitor.late)
+            neurons, at = min(corrected, (neurons, at), key=lambda pair: value_of(objective, *pair))
             point = monitor.check(neurons, at)
 
     def _correct(
-        self, objective: Objective, neurons: Neurons, at: Evaluation, precision: float
+        self, objective: Objective, neurons: Neurons, at: Evaluation, precision: float, late: Callable[[], bool]
     ) -> tuple[Neurons, Evaluation]:
         """Descend freely and on faces; return the best of it, with parallel neurons merged."""
         options = self.options
@@ -81,7 +81,7 @@ class ColumnGeneration(Solver):
             if value_of(objective, *candidate) < value_of(objective, *best):
                 best = candidate
 
-        keep(descend(objective, neurons, at.intercept, steps, precision=precision))
+        keep(descend(objective, neurons, at.intercept, steps, precision=precision, late=late))
         keep(self._tidy(objective, *best))
         operator = cast(NeuronOperator, objective.operator)
         if sum(len(rows) for rows in operator.hidden_rows()) <= options.face_rows:
@@ -104,8 +104,33 @@ class ColumnGeneration(Solver):
         oracle = cast(NeuronOracle, objective.penalty)
         merged = _merged(neurons, self.options.parallel, oracle.outer)
         sizes = merged.U.norm(dim=1) * oracle.output_norms(merged.V)
-        merged = merged.select(sizes > self.options.negligible * sizes.max()) if merged.n_terms else merged
+        least = self.options.negligible if oracle.complete else self.options.faint
+        merged = merged.select(sizes > least * sizes.max()) if merged.n_terms else merged
         return merged, objective.evaluate(objective.apply(merged), at.intercept)
+
+
+def _made(candidates: list[Candidate], like: Neurons) -> Neurons:
+    """Return candidates as neurons of unit factors, beside others."""
+    return Neurons(
+        torch.stack([candidate.u for candidate in candidates]).to(like.U),
+        torch.stack([candidate.v for candidate in candidates]).to(like.V),
+        torch.tensor([candidate.block for candidate in candidates], device=like.device),
+        like.shape,
+    )
+
+
+def _widened(objective: Objective, neurons: Neurons, at: Evaluation, more: Neurons) -> tuple[Neurons, Evaluation]:
+    """Add many neurons at the common scale of the least loss: a start for a descent, which is global more often from many.
+
+    The objective may rise for now; a round is kept by what it ends with.
+    """
+    best = (neurons, at)
+    for scale in 10.0 ** torch.arange(-3.0, 2.0, 0.5, dtype=torch.float64):
+        trial = neurons.append(more.with_factors(more.U, float(scale) / more.n_terms * more.V))
+        there = objective.evaluate(objective.apply(trial), at.intercept)
+        if best[0] is neurons or float(there.value) < float(best[1].value):
+            best = (trial, there)
+    return best
 
 
 def face_projectors(neurons: Neurons, hidden_rows: list[Tensor], tolerance: float) -> Tensor | None:

@@ -17,6 +17,11 @@ from convexformer.operators import NeuronOperator, Neurons
 Closure = Callable[[np.ndarray], tuple[float, np.ndarray]]
 
 
+def never() -> bool:
+    """No limit on time."""
+    return False
+
+
 def descend(
     objective: Objective,
     neurons: Neurons,
@@ -25,12 +30,13 @@ def descend(
     *,
     projectors: Tensor | None = None,
     precision: float = 0.0,
+    late: Callable[[], bool] = never,
 ) -> tuple[Neurons, Evaluation]:
     """L-BFGS on ``F(sum_j relu(rows u_j) v_j^T) + beta/2 sum_j (|u_j|^2 + |v_j|^2)`` from these neurons.
 
     ``projectors: (m, p, p)`` hold each ``u_j`` in a subspace, a face of the cells on which ReLU has a kink; gradients are
     projected, so that the iterates stay there. With an l1 norm of output weights each neuron keeps its one output. It ends
-    where a step lowers the objective by less than ``precision``, relatively.
+    where a step lowers the objective by less than ``precision``, relatively, or when it is ``late``.
     """
     operator, oracle = cast(NeuronOperator, objective.operator), cast(NeuronOracle, objective.penalty)
     neurons = neurons.balanced(oracle.output_norms(neurons.V))
@@ -58,7 +64,7 @@ def descend(
 
     if m:
         start = torch.cat([neurons.U.flatten(), neurons.V.flatten()]).double().cpu().numpy()
-        neurons = unpack(_lbfgs(closure, start, steps, precision))
+        neurons = unpack(_lbfgs(closure, start, steps, precision, late=late))
     return neurons, objective.evaluate(operator.apply(neurons), b)
 
 
@@ -98,6 +104,13 @@ def _lbfgs(
     steps: int,
     precision: float,
     bounds: list[tuple[float, None]] | None = None,
+    late: Callable[[], bool] = never,
 ) -> np.ndarray:
+    def stop(_: np.ndarray) -> None:
+        if late():
+            raise StopIteration
+
     options = {"maxiter": steps, "maxfun": 2 * steps, "ftol": max(1e-16, precision), "gtol": 1e-12, "maxcor": 20}
-    return np.asarray(minimize(closure, start, jac=True, method="L-BFGS-B", bounds=bounds, options=options).x)
+    return np.asarray(
+        minimize(closure, start, jac=True, method="L-BFGS-B", bounds=bounds, options=options, callback=stop).x
+    )

@@ -12,7 +12,11 @@ class ColumnOptions:
     """What column generation does in a round."""
 
     new_neurons: int = 4
-    """Neurons that a round adds for each block."""
+    """Neurons that a round adds for each block, at least."""
+    growth: float = 0.25
+    """New neurons of a block, as a share of all there are."""
+    wide: int = 48
+    """Neurons in random directions that a round adds where there are too many cells to search, over all blocks."""
     weight_steps: int = 200
     """L-BFGS steps on the weights of fixed directions."""
     descent_steps: int = 150
@@ -26,7 +30,8 @@ class ColumnOptions:
     face_rows: int = 4096
     """Hidden rows up to which faces are tried: beyond, optima on faces are no rule and their search is dear."""
     negligible: float = 1e-11
-    """Neurons below this share of the largest are dropped."""
+    """Neurons below this share of the largest are dropped; of ``faint`` where there are too many cells to search."""
+    faint: float = 1e-4
     parallel: float = 1e-9
     """Neurons of one block with ``1 - cos`` of their inner weights below this are merged."""
 
