@@ -19,6 +19,7 @@ from convexformer.arrangements import (
 )
 from convexformer.arrangements.cones import _active_set
 from convexformer.gauges import ConeNuclearNorm, PolarKind
+from convexformer.gauges.planar_polar import planar_maxima
 from convexformer.solvers.column_generation.descent import descend, value_of
 
 pytestmark = pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
@@ -43,13 +44,13 @@ def brute_polar(problem, weights, n=20_000, seed=0):
     return best
 
 
-def best_of_runs(problem, runs, n_heads, seed=0):
+def best_of_runs(problem, runs, n_heads, seed=0, steps=1500):
     """The best objective of L-BFGS on the nonconvex problem from random networks."""
     found = []
     for run in range(runs):
         network = problem.head.random_network(problem.layout, n_heads, seed=seed + run)
         start = problem.head.lift(network, problem.layout)
-        found.append(value_of(problem.objective, *descend(problem.objective, start.Z, None, 1500)))
+        found.append(value_of(problem.objective, *descend(problem.objective, start.Z, None, steps)))
     return min(found)
 
 
@@ -166,6 +167,30 @@ def test_one_column_is_exact_and_dual_to_its_value():
         gauge.value(torch.ones(3, 2))
 
 
+@pytest.mark.parametrize(("H", "q"), [(1, 1), (2, 3), (9, 2), (60, 3)])
+def test_rows_in_a_plane_have_an_exact_polar(H, q):
+    rng = np.random.default_rng(H)
+    rows, T = rng.standard_normal((H, 2)), rng.standard_normal((H, q))
+    found = planar_maxima(rows, T)
+    t = np.linspace(0, 2 * np.pi, 100_001)
+    circle = np.stack([np.cos(t), np.sin(t)])
+    brute = np.linalg.norm(np.maximum(rows @ circle, 0).T @ T, axis=1).max()
+    best = found.values.argmax()
+    u = np.array([np.cos(found.angles[best]), np.sin(found.angles[best])])
+    assert np.linalg.norm(np.maximum(rows @ u, 0) @ T) == pytest.approx(found.values[best], rel=1e-12)
+    assert brute <= found.values[best] * (1 + 1e-12)
+    assert brute >= found.values[best] * (1 - 1e-4)
+
+
+def test_many_tokens_of_two_channels_are_solved_exactly():
+    rng = np.random.default_rng(0)
+    X = rng.standard_normal((40, 4, 2))
+    y = (np.abs(X[:, :, 0]).mean(1) > 0.8).astype(int) + (X[:, :, 1].mean(1) > 0)
+    solution = cf.solve(cf.Problem(cf.heads.MLP("relu"), X, y, beta_ratio=0.4, intercept=True), tolerance=1e-3)
+    assert solution.certificate.meets(1e-3)
+    assert solution.certificate.polar == "exact"
+
+
 # ---------------------------------------------------------------------- training
 
 
@@ -220,7 +245,7 @@ def test_one_output_equals_the_convex_program_and_the_best_of_many_runs(head):
     rows = problem.operator.hidden_rows()[0].numpy()
     convex = cell_program(rows, np.eye(6), y.reshape(6, 1), 0.1, np.array([[1.0], [-1.0]]))
     assert solution.objective == pytest.approx(convex, rel=1e-5)
-    assert best_of_runs(problem, 10, 12) == pytest.approx(solution.objective, rel=1e-5)
+    assert best_of_runs(problem, 6, 12) == pytest.approx(solution.objective, rel=1e-5)
     assert solution.certificate.polar == "exact"
 
 
@@ -280,10 +305,12 @@ def random_problem(seed):
     kind = ["mlp", "mlp", "token", "fno", "mixer", "attention"][seed % 6]
     c = 1 + seed % 2
     N, s, d = int(rng.integers(2, 5)), 2, 2
+    if seed % 12 >= 6:  # more than a plane: cells and cones
+        d = 3
     if kind == "fno":
-        head, d = cf.heads.FNO("relu"), 1
+        head, s, d = cf.heads.FNO("relu"), 3 if seed % 12 >= 6 else 2, 1
     elif kind == "mixer":
-        head, N, d = cf.heads.MLPMixer("relu"), 2, 1
+        head, N, d = cf.heads.MLPMixer("relu"), 2, 1  # p = s^2 = 4
     elif kind == "attention":
         head, N = cf.heads.Attention("relu", "l1" if seed % 4 < 2 else "l2"), N + 2
     else:
@@ -300,10 +327,11 @@ def check_against_brute_force(seed):
     low, high = proof.interval
     assert proof.kind == "exact"
     assert low <= high
-    one_output = problem.operator.weight_shape[-1] == 1 or getattr(problem.head, "decay", "l2") == "l1"
-    assert proof.polar == ("exact" if one_output else "upper bound")
+    _, p, q = problem.operator.weight_shape
+    exact = q == 1 or p <= 2 or getattr(problem.head, "decay", "l2") == "l1"
+    assert proof.polar == ("exact" if exact else "upper bound")
     # the optimum is below every network, so no network may be below the interval; and the solution is as good as the best
-    best = best_of_runs(problem, 5, 8)
+    best = best_of_runs(problem, 3, 6, steps=200)
     assert low <= best * (1 + 1e-9)
     assert high <= best * (1 + 2e-5)
     assert proof.relative_gap <= 1e-5
@@ -317,13 +345,13 @@ def check_against_brute_force(seed):
     assert low * (1 - 1e-9) <= other.primal
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", [0, 1, 3, 4, 7, 9])
 def test_certificates_against_brute_force(seed):
     check_against_brute_force(seed)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(6, 200))
+@pytest.mark.parametrize("seed", range(200))
 def test_certificates_against_brute_force_on_many_problems(seed):
     check_against_brute_force(seed)
 
@@ -333,7 +361,7 @@ def test_without_all_cells_the_interval_is_valid_and_says_that_it_may_be_loose()
     X, Y = rng.standard_normal((30, 3, 4)), rng.standard_normal((30, 2))
     problem = cf.Problem(cf.heads.MLP("relu"), X, Y, beta_ratio=0.5)
     assert not problem.penalty.complete
-    solution = cf.solve(problem, tolerance=1e-4, max_iter=3)
+    solution = cf.solve(problem, tolerance=1e-4, max_iter=1)
     proof = solution.certificate
     assert (proof.kind, proof.polar) == ("exact", "upper bound")
     assert proof.kkt["scale"] * brute_polar(problem, solution.weights) <= problem.beta

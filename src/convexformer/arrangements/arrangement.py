@@ -35,9 +35,25 @@ class Arrangement:
         self.max_cells = max_cells
 
     @cached_property
+    def basis(self) -> Array:
+        """``(rank, p)`` an orthonormal basis of the space of the rows; a neuron outside it only costs norm."""
+        if not self.rows.size:
+            return np.zeros((0, self.rows.shape[1]))
+        squares, V = np.linalg.eigh(self.rows.T @ self.rows)
+        if squares[0] > 1e-6 * squares[-1]:  # far from singular: no need for a decomposition of all rows
+            return np.ascontiguousarray(V.T)
+        _, sigma, Vh = np.linalg.svd(self.rows, full_matrices=False)
+        return Vh[sigma > 1e-12 * max(sigma[0], np.finfo(float).tiny)]
+
+    @property
     def rank(self) -> int:
         """The rank of the rows."""
-        return int(np.linalg.matrix_rank(self.rows)) if self.rows.size else 0
+        return len(self.basis)
+
+    @property
+    def planar(self) -> bool:
+        """Whether the rows span a plane or less: cells are then arcs of a circle, however many there are."""
+        return self.rank <= 2
 
     @property
     def bound(self) -> int:

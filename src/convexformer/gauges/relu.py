@@ -20,6 +20,7 @@ from convexformer.gauges.cone_polar import (
     projected_power,
     sdp_bound,
 )
+from convexformer.gauges.planar_polar import PlanarMaxima, planar_maxima
 from convexformer.gauges.relu_search import ascend, bound_without_cells, output_directions, responses
 from convexformer.registry import one_of
 
@@ -72,9 +73,10 @@ class ReLUNorm(Gauge):
     ``outer="l1"``: ``|v|_1``, as in Ergen et al. (2022); each neuron then writes one output, and the gauge bounds that of l2
     from above.
 
-    The polar ``max |T^T relu(rows u)|`` is exact for one output weight (or l1) where all cells are known: a projection on
-    each cone. For up to ``branch_columns`` output weights branch and bound gives an upper bound that is exact to its
-    tolerance. Beyond, and without all cells, it is an upper bound that may be loose.
+    The polar ``max |T^T relu(rows u)|`` is exact for one output weight (or l1) where all cells are known: a projection
+    on each cone. Where the rows span a plane it is exact for any number of rows and outputs. For up to
+    ``branch_columns`` output weights branch and bound gives an upper bound that is exact to its tolerance. Beyond, and
+    without all cells, it is an upper bound that may be loose.
     """
 
     of_data = True
@@ -94,7 +96,7 @@ class ReLUNorm(Gauge):
     @property
     def complete(self) -> bool:
         """Whether all cells of all blocks are known."""
-        return all(arrangement.cells is not None for arrangement in self.arrangements)
+        return all(arrangement.planar or arrangement.cells is not None for arrangement in self.arrangements)
 
     def with_outer(self, outer: str) -> ReLUNorm:
         """Return the same gauge with another norm of the output weights; cells are shared."""
@@ -121,12 +123,14 @@ class ReLUNorm(Gauge):
         return Polar(value, PolarKind.EXACT if exact else PolarKind.UPPER)
 
     def _block_polar(self, b: int, rows: Tensor, T: Tensor) -> Polar:
+        A, S = rows.numpy(), T.numpy()
+        thin = THIN_CELLS * float(np.linalg.norm(A, 2) * np.linalg.norm(S)) if A.size else 0.0
+        if self.arrangements[b].planar:
+            return Polar(float(self._planar(b, A, S).values.max()) + thin, PolarKind.EXACT)
         free = bound_without_cells(rows, T, self.outer)
         cells = self.arrangements[b].cells
         if cells is None:
             return Polar(free, PolarKind.UPPER)
-        A, S = rows.numpy(), T.numpy()
-        thin = THIN_CELLS * float(np.linalg.norm(A, 2) * np.linalg.norm(S)) if A.size else 0.0
         if self.outer == "l1" or S.shape[1] == 1:
             value = max((self._column_bound(ConeProblem(*cell)) for cell in _cones(cells, A, S)), default=0.0)
             return Polar(value + thin, PolarKind.EXACT)
@@ -137,6 +141,14 @@ class ReLUNorm(Gauge):
         if not rivals:
             return Polar(max(lower, float(tops.max(initial=0.0))) + thin, PolarKind.UPPER)
         return Polar(min(free, self._rival_bound(rivals, lower)) + thin, PolarKind.UPPER)
+
+    def _planar(self, b: int, A: np.ndarray, S: np.ndarray) -> PlanarMaxima:
+        """The maxima of all cells of rows in a plane; with l1 those of each output weight by itself."""
+        flat = A @ self.arrangements[b].basis.T
+        flat = np.pad(flat, ((0, 0), (0, 2 - flat.shape[1])))
+        columns = [S] if self.outer == "l2" else [S[:, l : l + 1] for l in range(S.shape[1])]
+        found = [planar_maxima(flat, column) for column in columns]
+        return PlanarMaxima(*(np.concatenate(parts) for parts in zip(*found, strict=True)))
 
     def _column_bound(self, problem: ConeProblem) -> float:
         """The largest ``|P(+-m)|`` over the columns ``m`` of ``M``: exact where a neuron writes one output."""
@@ -206,6 +218,11 @@ class ReLUNorm(Gauge):
         U = U[_different(U, values, count)]
         if known is not None:
             U = torch.cat([U, known.to(rows)])
+        elif self.arrangements[b].planar:
+            found = self._planar(b, rows.numpy(), T.numpy())
+            best = found.angles[np.argsort(-found.values)[: 16 * count]]
+            plane = np.stack([np.cos(best), np.sin(best)], 1)[:, : self.arrangements[b].rank]
+            U = torch.cat([U, torch.from_numpy(plane @ self.arrangements[b].basis).to(rows)])
         elif (cells := self.arrangements[b].cells) is not None or rows.numel() <= options.large:
             own = cells if cells is not None else _cells_of(rows, U)
             U = torch.cat([U, torch.from_numpy(self._refine(own, rows.numpy(), T.numpy(), count)).to(rows)])

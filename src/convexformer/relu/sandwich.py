@@ -69,8 +69,8 @@ def sandwich(problem: Problem, tolerance: float = 1e-5, max_time: float | None =
 
 
 def _cell_operator(operator: ReLUOperator, penalty: ReLUNorm) -> CellOperator | None:
-    if penalty.outer != "l2" or not penalty.complete:
-        return None
     patterns = [torch.from_numpy(cells.patterns) for a in penalty.arrangements if (cells := a.cells) is not None]
+    if penalty.outer != "l2" or len(patterns) != len(penalty.arrangements):
+        return None
     made = CellOperator(operator.layers, patterns, *operator.output_shape)
     return made if torch.Size(made.weight_shape).numel() <= MAX_WEIGHTS else None
