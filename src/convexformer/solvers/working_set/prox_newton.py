@@ -22,8 +22,8 @@ from convexformer.solvers.working_set.token_sweep import token_sweep
 class ProxNewtonDescent(BlockDescent):
     """Any loss with curvature: the state is the outputs, and a sweep goes over the quadratic model of the loss there.
 
-    This is a proximal Newton method whose model is refreshed at every sweep; a sweep that does not lower the objective
-    is shortened.
+    This is a proximal Newton method whose model is refreshed every ``sweeps_of_model`` sweeps; a step that does not lower
+    the objective is shortened.
     """
 
     def __init__(self, objective: Objective, Z: Tensor, at: Evaluation, options: WorkingSetOptions) -> None:
@@ -54,7 +54,10 @@ class ProxNewtonDescent(BlockDescent):
         self.own = self.H * (1 - self.H) if self.softmax_hessian else self.H  # (c, N) the diagonal
 
     def _evaluate(self, S: np.ndarray, intercept: Tensor | None) -> Evaluation:
-        return self.objective.evaluate(torch.from_numpy((S / self.divisor).T.copy()), intercept)
+        outputs = torch.from_numpy((S / self.divisor).T.copy())
+        few = self.objective.n_outputs <= self.objective.loss.nearly_exact_until
+        nearly = few and self.gap > self.options.exact_from
+        return self.objective.evaluate(outputs, intercept, inexact_intercept=nearly)
 
     def _loss(self, S: np.ndarray) -> float:
         """The loss at the last intercept: an upper bound on that at the best one, which is slow to find far away."""
@@ -70,7 +73,7 @@ class ProxNewtonDescent(BlockDescent):
         if len(groups) == 0:
             return
         at, start, S = self.store, self.Z[groups], self.S
-        before = self._value(S, start, groups)
+        before = float(self.at.value) + self._penalty(start, groups)
         mean = np.maximum(self.own.mean(1), 1e-3 * self.objective.loss.curvature)
         self.scales[:] = np.maximum(0.9 * self.scales, mean[at.index[2]])
         self.D[:] = 0.0
@@ -79,10 +82,14 @@ class ProxNewtonDescent(BlockDescent):
         t = 1.0
         for _ in range(30):
             trial, Z = S + t * self.D, start + t * step
-            if self._value(trial, Z, groups) <= before + noise:
-                self.Z[groups] = Z
-                self._settle(trial)
-                return
+            penalty = self._penalty(Z, groups)
+            # the best intercept is slow to find far away: a trial that was too long is judged at the last one first
+            if t == 1.0 or self._loss(trial) + penalty <= before + noise:
+                found = self._evaluate(trial, self.at.intercept)
+                if float(found.value) + penalty <= before + noise:
+                    self.Z[groups] = Z
+                    self._set(trial, found)
+                    return
             t /= 2
             if t < 0.25:  # the model is far off, not only a little long
                 largest = self.objective.loss.curvature
@@ -90,42 +97,44 @@ class ProxNewtonDescent(BlockDescent):
         self.Z[groups] = start
 
     def _model_sweep(self, groups: np.ndarray) -> None:
-        """Go once through the groups in the quadratic model: all outputs of a slice at once where there are several."""
+        """Go through the groups in the quadratic model: all outputs of a slice at once where there are several."""
         at = self.store
         largest = self.objective.loss.curvature
         model: tuple[Any, ...] = (self.R.copy(), self.H, self.own, self.softmax_hessian, self.scales, largest, self.D)
         weights: tuple[Any, ...] = (self.beta, self.Z, self.gradient_correction)
         cuts = np.flatnonzero(np.diff(at.slice[groups])) + 1
         several = len(groups) >= self.options.columns_at_once * (len(cuts) + 1)
-        if several and self.gap > self.options.single_until:  # products in float32
-            starts = np.concatenate([[0], cuts, [len(groups)]])
-            token_sweep(groups, starts, at.index, at.data, at.gates, at.gated, at.spectra, *weights, *model)
-        else:
-            compiled.prox_newton_sweep(groups, at.index, at.data, at.spectra, *weights, *model)
+        starts = np.concatenate([[0], cuts, [len(groups)]])
+        for _ in range(self.options.sweeps_of_model):
+            if several and self.gap > self.options.single_until:  # products in float32
+                token_sweep(groups, starts, at.index, at.data, at.gates, at.gated, at.spectra, *weights, *model)
+            else:
+                compiled.prox_newton_sweep(groups, at.index, at.data, at.spectra, *weights, *model)
 
     def _dual(self, limit: float) -> float:
         return dual_value(self.objective, self.at, limit)[0]
 
-    def _hessian(self) -> Callable[[Tensor], Tensor]:
-        H = torch.from_numpy(self.bare).float()
+    def _hessian(self) -> Callable[[np.ndarray], np.ndarray]:
+        H = self.bare.astype(np.float32)
         if not self.softmax_hessian:
             return lambda U: H * U
 
-        def product(U: Tensor) -> Tensor:
+        def product(U: np.ndarray) -> np.ndarray:
             V = H * U
-            return V.sub_(H * V.sum(0))
+            V -= H * V.sum(0)
+            return V
 
         return product
 
-    def _own_curvature(self) -> Tensor:
-        return torch.from_numpy(self.own)
+    def _own_curvature(self) -> np.ndarray:
+        return self.own
 
-    def _moved_loss(self, U: Tensor | None) -> float:
-        moved = self.at.outputs if U is None else self.at.outputs + (U / torch.from_numpy(self.divisor)).T
-        return self._loss_at(moved)
+    def _moved_loss(self, U: np.ndarray | None) -> float:
+        outputs = self.at.outputs
+        return self._loss_at(outputs if U is None else outputs + torch.from_numpy((U / self.divisor).T))
 
-    def _move(self, U: Tensor, intercept: Tensor) -> None:
-        S, start = self.S + U.numpy(), self.at.intercept
+    def _move(self, U: np.ndarray, intercept: np.ndarray) -> None:
+        S, start = self.S + U, self.at.intercept
         if start is not None:
-            S, start = S - np.outer(intercept.numpy(), self.store.root), start + intercept
+            S, start = S - np.outer(intercept, self.store.root), start + torch.from_numpy(intercept)
         self._set(S, self._evaluate(S, start))
