@@ -24,3 +24,10 @@ def test_the_examples_of_which_head_run(capsys):
     for number, block in enumerate(BLOCK.findall((DOCS / "which-head.md").read_text())):
         exec(compile(block, f"which-head.md, block {number}", "exec"), names)
     assert "scikit-learn LogisticRegression" in capsys.readouterr().out
+
+
+def test_the_examples_of_exact_relu_run(capsys):
+    names: dict[str, object] = {"__name__": "docs"}
+    for number, block in enumerate(BLOCK.findall((DOCS / "relu.md").read_text())):
+        exec(compile(block, f"relu.md, block {number}", "exec"), names)
+    assert "the optimum lies in" in capsys.readouterr().out
