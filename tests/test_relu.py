@@ -117,6 +117,15 @@ def test_projections_agree_with_each_other_and_with_their_conditions(seed):
     assert abs(found.point @ (found.point - m)) < 1e-10
 
 
+def test_a_cone_of_sparse_rows_on_which_scipy_errs():
+    a, b = [0.7940623252643618, 1.553468972276535], [0.26371136830383884, 1.890204958305701]
+    K = np.array([[a[0], 0, a[1], 0], [0, -a[0], 0, -a[1]], [b[0], 0, b[1], 0], [0, b[0], 0, b[1]]])
+    m = np.array([0, -0.33581797097076477, 0, -0.6569796622226912])
+    found = project_on_cone(K, m)
+    assert (K @ found.point).min() > -1e-12
+    assert np.linalg.norm(found.point) == pytest.approx(0.24181758447834284)
+
+
 def test_cone_decomposition_is_feasible_and_as_short_as_cvxpy_finds():
     rng = np.random.default_rng(0)
     K, u = random_cone(rng, 9, 3), rng.standard_normal(3)
@@ -294,6 +303,8 @@ def test_zero_neurons_are_optimal_at_beta_max_and_not_below():
     assert below.objective < at_top.objective
     with pytest.raises(ValueError, match="neurons"):
         below.dense()
+    with pytest.raises(TypeError, match="neurons"):
+        cf.solve(problem, warm_start=torch.zeros(1, 2, 1))
 
 
 # ---------------------------------------------------------------------- certificates against brute force

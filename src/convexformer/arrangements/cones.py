@@ -34,10 +34,19 @@ def project_on_cone(K: Array, m: Array) -> ConeProjection:
         try:
             lam, _ = nnls(K.T, -m)
             active = np.flatnonzero(lam)
-            return ConeProjection(m + K[active].T @ lam[active], active, lam[active])
+            found = ConeProjection(m + K[active].T @ lam[active], active, lam[active])
+            if _optimal(K, m, found.point):  # SciPy 1.17 returns wrong multipliers for some cones of sparse rows
+                return found
         except RuntimeError:  # too many iterations: rows that are nearly dependent
             pass
     return _active_set(K, m)
+
+
+def _optimal(K: Array, m: Array, u: Array) -> bool:
+    """Tell whether ``u = m + K^T lam`` is feasible and complementary, ``<u, K^T lam> = 0``."""
+    scale = float(np.linalg.norm(m))
+    feasible = (K @ u >= -1e-11 * scale * np.linalg.norm(K, axis=1)).all()
+    return bool(feasible) and abs(float(u @ (u - m))) <= 1e-11 * scale**2
 
 
 def _active_set(K: Array, m: Array) -> ConeProjection:

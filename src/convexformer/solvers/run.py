@@ -123,6 +123,8 @@ def _formed(solver: Solver, objective: Objective, start: Weights | None) -> Weig
     """Return the start in the solver's form: low-rank factors, or one tensor; zero where none is given."""
     like = objective.like
     if isinstance(objective.operator, NeuronOperator):
+        if start is not None and not isinstance(start.form, Neurons):
+            raise TypeError("an exact ReLU head starts from neurons: pass a solution or a network of it as warm_start.")
         return Weights(Neurons.none(objective.weight_shape, like)) if start is None else start.to(dtype=like.dtype)
     if start is None:
         shape = objective.weight_shape
