@@ -121,6 +121,7 @@ def _inside(A: Array, pattern: tuple[bool, ...]) -> Array | None:
         b_ub=np.zeros(len(K)),
         bounds=[(-1, 1)] * r + [(0, 1)],
         method="highs",
+        options={"primal_feasibility_tolerance": 1e-10, "dual_feasibility_tolerance": 1e-10},
     )
     if found.status != 0 or -found.fun <= WIDTH:
         return None

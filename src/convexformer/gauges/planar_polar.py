@@ -33,10 +33,12 @@ def planar_maxima(rows: Array, T: Array) -> PlanarMaxima:
     events = np.concatenate([middle - np.pi / 2, middle + np.pi / 2]) % (2 * np.pi)
     change = np.concatenate([np.ones(len(rows)), -np.ones(len(rows))])
     order = np.argsort(events, kind="stable")
-    start = events[order]
-    length = np.diff(np.r_[start, start[0] + 2 * np.pi])
+    gaps = np.diff(np.r_[events[order], events[order[0]] + 2 * np.pi])
+    # begin after the longest arc: there it is certain which rows are open, whose middle is within a quarter turn of its own
+    longest = int(np.argmax(gaps))
+    order, length = np.roll(order, -longest - 1), np.roll(gaps, -longest - 1)
+    start = events[order[0]] + np.r_[0.0, np.cumsum(length[:-1])]
     which = np.r_[np.arange(len(rows)), np.arange(len(rows))][order]
-    # the rows that are open on the arc that ends at the first event: their middle is within a quarter turn of its own
     before = start[0] - 0.5 * length[-1]
     open_ = np.cos(middle - before) > 0
     moves = change[order][:, None, None] * (rows[which][:, :, None] * T[which][:, None, :])  # (2H, 2, q)
