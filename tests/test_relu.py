@@ -44,13 +44,15 @@ def brute_polar(problem, weights, n=20_000, seed=0):
     return best
 
 
-def best_of_runs(problem, runs, n_heads, seed=0, steps=1500):
-    """The best objective of L-BFGS on the nonconvex problem from random networks."""
+def best_of_runs(problem, runs, n_heads, steps=1500, enough=-math.inf):
+    """The best objective of L-BFGS on the nonconvex problem from random networks; the first below ``enough`` will do."""
     found = []
     for run in range(runs):
-        network = problem.head.random_network(problem.layout, n_heads, seed=seed + run)
+        network = problem.head.random_network(problem.layout, n_heads, seed=run)
         start = problem.head.lift(network, problem.layout)
         found.append(value_of(problem.objective, *descend(problem.objective, start.Z, None, steps)))
+        if found[-1] <= enough:
+            break
     return min(found)
 
 
@@ -256,7 +258,8 @@ def test_one_output_equals_the_convex_program_and_the_best_of_many_runs(head):
     rows = problem.operator.hidden_rows()[0].numpy()
     convex = cell_program(rows, np.eye(6), y.reshape(6, 1), 0.1, np.array([[1.0], [-1.0]]))
     assert solution.objective == pytest.approx(convex, rel=1e-5)
-    assert best_of_runs(problem, 6, 12) == pytest.approx(solution.objective, rel=1e-5)
+    best = best_of_runs(problem, 30, 12, steps=600, enough=solution.objective * (1 + 5e-6))
+    assert best == pytest.approx(solution.objective, rel=1e-5)
     assert solution.certificate.polar == "exact"
 
 

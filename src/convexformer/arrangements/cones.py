@@ -10,6 +10,8 @@ from scipy.optimize import nnls
 from convexformer.arrangements.cells import Array
 
 FEW_ROWS = 256  # rows up to which SciPy's NNLS, which forms the Gram matrix of all of them, is faster
+MANY_ROWS = 2048  # rows beyond which a split works on some of them at a time
+ROWS_AT_ONCE = 64  # rows that it begins with, and adds
 MAX_STEPS = 50  # times the number of columns: active-set steps before the current point is returned
 
 
@@ -115,6 +117,10 @@ def split_in_cone(K: Array, u: Array, steps: int = 60, tolerance: float = 1e-10)
     |b|`` of the step before. Every step is feasible. The cone must have interior, as that of an activation pattern
     has.
     """
+    return (_split_by_rows if len(K) > MANY_ROWS else _split)(K, u, steps, tolerance)
+
+
+def _split(K: Array, u: Array, steps: int, tolerance: float) -> tuple[Array, Array]:
     sides = K @ u
     slack = 1e-14 * np.linalg.norm(u) * np.maximum(np.linalg.norm(K, axis=1), np.finfo(float).tiny)
     if (sides >= -slack).all():
@@ -137,3 +143,19 @@ def split_in_cone(K: Array, u: Array, steps: int = 60, tolerance: float = 1e-10)
         floor = 1e-9 * total
         alpha, gamma = max(float(np.linalg.norm(a)), floor), max(float(np.linalg.norm(b)), floor)
     return best
+
+
+def _split_by_rows(K: Array, u: Array, steps: int, tolerance: float) -> tuple[Array, Array]:
+    """Split on some rows only, and add those that the result violates most until there are none."""
+    sizes = np.maximum(np.linalg.norm(K, axis=1), np.finfo(float).tiny)
+    chosen = np.argsort(np.abs(K @ u) / sizes)[:ROWS_AT_ONCE]
+    while True:
+        a, b = _split(K[chosen], u, steps, tolerance)
+        slack = np.minimum(K @ a, K @ b) / sizes
+        worst = np.argsort(slack)[:ROWS_AT_ONCE]
+        worst = worst[slack[worst] < -1e-13 * (np.linalg.norm(a) + np.linalg.norm(b))]
+        fresh = np.setdiff1d(worst, chosen)
+        if len(fresh) == 0 or len(chosen) + len(fresh) > MANY_ROWS:
+            break
+        chosen = np.r_[chosen, fresh]
+    return (a, b) if len(fresh) == 0 else _split(K, u, steps, tolerance)

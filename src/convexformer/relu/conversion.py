@@ -68,7 +68,8 @@ def from_gated(solution: Solution, X: Any, mask: Any = None) -> Conversion:
     for (b, g), own in _blocks(Z, len(operator.layers)):
         K = _cone(operator.hidden_rows()[b], gates[b, g])
         for u, v in zip(Z.U[own], Z.V[own], strict=True):
-            for part, sign in zip(split_in_cone(K, u.numpy(), STEPS, 1e-5), (1.0, -1.0), strict=True):
+            parts = _inside(K, *split_in_cone(K, u.numpy(), STEPS, 1e-5), gates[b, g].numpy())
+            for part, sign in zip(parts, (1.0, -1.0), strict=True):
                 if part.any():
                     U.append(torch.from_numpy(part))
                     V.append(sign * v)
@@ -106,6 +107,15 @@ def _gate_vectors(head: Head, solution: Solution) -> Tensor:
     if isinstance(head, (FNO, BlockFNO)):
         return gates.flatten(2)
     return gates[None]
+
+
+def _inside(K: np.ndarray, a: np.ndarray, b: np.ndarray, gate: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Move both parts along the gate, which is inside the cone, by what rounding has left of violations."""
+    low, margin = np.minimum(K @ a, K @ b), K @ gate
+    outside = (low < 0) & (margin > 0)
+    step = float((-low[outside] / margin[outside]).max(initial=0.0))
+    small = step * np.linalg.norm(gate) <= 1e-3 * (np.linalg.norm(a) + np.linalg.norm(b))
+    return (a + step * gate, b + step * gate) if small and a.any() and b.any() else (a, b)
 
 
 def _cone(rows: Tensor, gate: Tensor) -> np.ndarray:
