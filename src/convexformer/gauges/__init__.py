@@ -5,6 +5,7 @@ from convexformer.gauges.base import (
     Candidate,
     DualMatrix,
     Factored,
+    FiniteAtoms,
     Gauge,
     HilbertBlock,
     LinearMap,
@@ -27,6 +28,7 @@ from convexformer.gauges.relu import PolarOptions, ReLUNorm
 from convexformer.gauges.representer import RepresenterNorm, RepresenterRidge
 from convexformer.gauges.ridge import Ridge
 from convexformer.gauges.scaled import ScaledPenalty
+from convexformer.gauges.stochastic import StochasticNorm
 
 __all__ = [
     "Atomic",
@@ -34,6 +36,7 @@ __all__ = [
     "ConeNuclearNorm",
     "DualMatrix",
     "Factored",
+    "FiniteAtoms",
     "FrobeniusNorm",
     "Gauge",
     "GroupNorm",
@@ -54,6 +57,7 @@ __all__ = [
     "Ridge",
     "ScaledPenalty",
     "Sliced",
+    "StochasticNorm",
     "SumPenalty",
     "WeightsLike",
 ]

@@ -7,9 +7,10 @@ from typing import Any, final
 
 import torch
 from torch import Tensor
+from torch.nn.functional import one_hot
 
-from convexformer.networks.base import FactorNetwork, fixed
-from convexformer.operators.fourier import FourierOperator, fourier_gates
+from convexformer.networks.base import FactorNetwork
+from convexformer.networks.convolution import convolve, open_fourier
 from convexformer.weights import Weights
 
 
@@ -23,6 +24,8 @@ class FourierNetwork(FactorNetwork):
     """
 
     block: Tensor
+    fft: bool = True
+    """False takes matrices instead of FFTs, for runtimes without complex numbers."""
 
     def __init__(
         self,
@@ -39,41 +42,35 @@ class FourierNetwork(FactorNetwork):
         super().__init__(w1, w2, bias, **shared)
         self.blocks, self.blocked = blocks, blocked
         self.grid = tuple(grid) or (w1.shape[1],)
-        self.register_buffer("block", fixed(block))
+        self.keep("block", block)
 
     def forward(self, X: Tensor, mask: Tensor | None = None) -> Tensor:
         """Return outputs ``(N, c)``, or ``(N, s, c)`` per token."""
         tokens = self.tokens(X, mask)
         if tokens.mask is not None or tokens.n_tokens != math.prod(self.grid):
             raise ValueError(
-                f"this network takes {math.prod(self.grid)} unmasked tokens; got shape {tuple(tokens.X.shape)}."
+                f"this network takes {math.prod(self.grid)} tokens and no mask; got X {tuple(tokens.X.shape)}"
+                f"{', and a mask' if tokens.mask is not None else ''}."
             )
+        x = tokens.X
+        w1, w2 = (in_block(w, self.block, self.blocks) for w in (self.w1, self.w2))  # (h, s, d), (h, c)
+        if self.gates is None and not (self.per_token or self.relu):  # the mean over tokens of a circular convolution
+            return self.finish(tokens.mean() @ w1.sum(1).T @ w2, None)
+        hidden = convolve(x, w1, self.grid, self.fft)  # (N, s, h)
+        if self.gates is not None and self.gate_index is not None:
+            g = self.gates.shape[1]
+            blocks = torch.arange(self.blocks, device=x.device).repeat_interleave(g)
+            kernels = in_block(self.gates.flatten(0, 1), blocks, self.blocks)  # (B g, s, d)
+            gates = open_fourier(x.detach(), kernels, self.grid, self.fft)
+            hidden = hidden * gates[..., self.block * g + self.gate_index].to(hidden.dtype)
         if self.relu:
-            return self.finish(self._relu_outputs(tokens.X), None)
-        X = tokens.X.to(torch.promote_types(tokens.X.dtype, torch.float32))  # torch has no FFT in half precision
-        Z, c = self._dense(self.w1, self.w2).to(X.dtype), self.blocks * self.w2.shape[1]
-        gates = None if self.gates is None else fourier_gates(tokens.X.detach(), self.gates, self.grid)
-        operator = FourierOperator(X, self.grid, c, gates, blocks=self.blocks, pooled=not self.per_token)
-        outputs = operator.apply(Z).to(tokens.X.dtype)
-        if self.per_token:
-            outputs = outputs.view(tokens.n_samples, tokens.n_tokens, c)
-        return self.finish(outputs, None)
+            hidden = hidden.relu()
+        return self.finish((hidden if self.per_token else hidden.mean(1)) @ w2, None)
 
-    def _relu_outputs(self, X: Tensor) -> Tensor:
-        """One convolution a kernel, a ReLU, and its output weights in the outputs of its block."""
-        wide = torch.promote_types(X.dtype, torch.float32)
-        field = X.to(wide).view(len(X), *self.grid, X.shape[2])
-        axes = tuple(range(1, 1 + len(self.grid)))
-        spectrum = torch.fft.fftn(field, dim=axes)
-        db, cb = X.shape[2] // self.blocks, self.w2.shape[1]
-        outputs = X.new_zeros((*X.shape[:2], self.blocks * cb))
-        for j, b in enumerate(self.block.tolist()):
-            kernel = torch.fft.fftn(self.w1[j].to(wide).view(*self.grid, db), dim=tuple(range(len(self.grid))))
-            product = (spectrum[..., b * db : (b + 1) * db] * kernel).sum(-1)
-            hidden = torch.fft.ifftn(product, dim=axes).real.flatten(1).relu().to(X.dtype)  # (N, s)
-            part = hidden[..., None] * self.w2[j]
-            outputs = outputs + torch.nn.functional.pad(part, (b * cb, (self.blocks - 1 - b) * cb))
-        return outputs if self.per_token else outputs.mean(1)
+    @property
+    def token_size(self) -> tuple[int | None, int]:
+        """``(s, d)``."""
+        return math.prod(self.grid), self.blocks * self.w1.shape[2]
 
     def lift(self) -> Weights:
         """``Z = sum_j w1_j w2_j^T`` by block and gate; for pooled linear outputs the sum over shifts (see the head).
@@ -103,3 +100,9 @@ class FourierNetwork(FactorNetwork):
     def config(self) -> dict[str, Any]:
         """Return the options."""
         return {**super().config(), "blocks": self.blocks, "grid": list(self.grid), "blocked": self.blocked}
+
+
+def in_block(w: Tensor, block: Tensor, blocks: int) -> Tensor:
+    """``(h, ..., k)`` to ``(h, ..., blocks k)``: row j in the channels of ``block[j]``, zeros in the others."""
+    own = one_hot(block, blocks).to(w.dtype)
+    return (own.view(-1, *(1,) * (w.ndim - 2), blocks, 1) * w[..., None, :]).flatten(-2)

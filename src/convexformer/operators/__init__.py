@@ -1,6 +1,6 @@
 """Operators: matrix-free maps from weights to outputs, with their adjoints."""
 
-from convexformer.operators.base import Operator, RowGram, TokenFeatures
+from convexformer.operators.base import Operator, RowGram, Separable, TokenFeatures
 from convexformer.operators.bilinear import BilinearOperator, FactoredView, ImplicitMatrix
 from convexformer.operators.budget import Budget, budget_on, memory_budget
 from convexformer.operators.combined import SumOperator
@@ -13,6 +13,7 @@ from convexformer.operators.kernel import KernelOperator, RepresenterDual, Stack
 from convexformer.operators.lowrank import LowRank
 from convexformer.operators.mixer import MixerOperator
 from convexformer.operators.neurons import NeuronOperator, Neurons
+from convexformer.operators.positions import PositionOperator
 from convexformer.operators.relu import CellOperator, HiddenLayer, ReLUDual, ReLUOperator
 from convexformer.operators.selfattention import SelfAttentionOperator
 
@@ -34,11 +35,13 @@ __all__ = [
     "NeuronOperator",
     "Neurons",
     "Operator",
+    "PositionOperator",
     "ReLUDual",
     "ReLUOperator",
     "RepresenterDual",
     "RowGram",
     "SelfAttentionOperator",
+    "Separable",
     "StackedDual",
     "SumOperator",
     "TokenFeatures",
