@@ -230,7 +230,8 @@ def _check_shape(tensors: Mapping[str, Tensor], shape: tuple[int, ...]) -> None:
         groups = math.prod(shape) // max(1, shape[-2])
         fits = tensors["rows"].shape[1] == shape[-2] and (index.numel() == 0 or int(index.max()) < groups)
     else:
-        U, V, block = tensors["U"], tensors["V"], tensors["block"]
+        names = ("neurons_in", "neurons_out", "neurons_block") if "neurons_in" in tensors else ("U", "V", "block")
+        U, V, block = (tensors[name] for name in names)
         n_blocks = math.prod(shape[:-2])
         fits = (U.shape[1], V.shape[1]) == tuple(shape[-2:]) and (block.numel() == 0 or int(block.max()) < n_blocks)
     if not fits:
