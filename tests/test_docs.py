@@ -43,6 +43,13 @@ def test_the_examples_of_which_head_run(capsys):
     assert "scikit-learn LogisticRegression" in capsys.readouterr().out
 
 
+def test_the_examples_of_exact_relu_run(capsys):
+    names: dict[str, object] = {"__name__": "docs"}
+    for number, block in enumerate(BLOCK.findall((DOCS / "relu.md").read_text())):
+        exec(compile(block, f"relu.md, block {number}", "exec"), names)
+    assert "the optimum lies in" in capsys.readouterr().out
+
+
 def test_the_example_of_student_teacher_runs():
     (block,) = BLOCK.findall((DOCS / "student-teacher.md").read_text())
     exec(compile(block, "student-teacher.md", "exec"), {"__name__": "docs"})

@@ -1,8 +1,8 @@
 """Points of a convex program: ``Z`` in one of a few forms, and the intercept.
 
-A form is :class:`Dense`, :class:`~convexformer.operators.LowRank` factors, :class:`GroupSparse`, or :class:`Representer`.
-All of them know their ``shape``, ``dtype``, ``device`` and ``nbytes``, and have ``dense()``, ``to()``, ``tensors()`` and
-``operand()``.
+A form is :class:`Dense`, :class:`~convexformer.operators.LowRank` factors, :class:`GroupSparse`, :class:`Representer`, or
+the :class:`~convexformer.operators.Neurons` of an exact ReLU head. All of them know their ``shape``, ``dtype``, ``device``
+and ``nbytes``, and have ``dense()``, ``to()``, ``tensors()`` and ``operand()``.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from typing import TypeAlias, final
 import torch
 from torch import Tensor
 
-from convexformer.operators import BilinearOperator, LowRank, Operator
+from convexformer.operators import BilinearOperator, LowRank, NeuronOperator, Neurons, Operator
 
-Operand: TypeAlias = Tensor | LowRank
+Operand: TypeAlias = Tensor | LowRank | Neurons
 """What operators and penalties work on."""
 Identity: TypeAlias = Mapping[str, object]
 """The head's options and the sizes of the problem that weights depend on, by name."""
@@ -177,7 +177,7 @@ class Representer:
         return {"alpha": self.alpha}
 
 
-Form: TypeAlias = Dense | LowRank | GroupSparse | Representer
+Form: TypeAlias = Dense | LowRank | GroupSparse | Representer | Neurons
 
 
 def form_of(Z: Tensor | Form) -> Form:
@@ -202,7 +202,7 @@ class Weights:
 
     @property
     def Z(self) -> Operand:
-        """``Z`` as operators take it: a tensor, or low-rank factors."""
+        """``Z`` as operators take it: a tensor, low-rank factors, or neurons."""
         return self.form.operand()
 
     @property
@@ -230,6 +230,9 @@ class Weights:
             form = Representer(tensors["alpha"])
         elif "rows" in tensors:
             form = GroupSparse(tensors["rows"], tensors["index"], tuple(shape))
+        elif "neurons_in" in tensors:
+            U, V, block = (tensors[f"neurons_{part}"] for part in ("in", "out", "block"))
+            form = Neurons(U, V, block, tuple(shape))
         else:
             form = LowRank(tensors["U"], tensors["V"], tensors["block"], tuple(shape))
         return cls(form, tensors.get("intercept"))
@@ -266,6 +269,12 @@ class Weights:
 
 def apply_weights(operator: Operator, Z: Operand) -> Tensor:
     """``A Z``; low-rank weights are made dense for operators that do not take factors."""
+    if isinstance(operator, NeuronOperator):
+        return operator.apply(Z.dense(math.inf) if isinstance(Z, LowRank) else Z)
+    if isinstance(Z, Neurons):
+        raise TypeError(
+            f"a {type(operator).__name__} does not take neurons; they belong to a head with activation='relu'."
+        )
     if isinstance(operator, BilinearOperator):
         return operator.apply(Z)
     return operator.apply(Z.dense(math.inf) if isinstance(Z, LowRank) else Z)
@@ -281,7 +290,8 @@ def _check_shape(tensors: Mapping[str, Tensor], shape: tuple[int, ...]) -> None:
         groups = math.prod(shape) // max(1, shape[-2])
         fits = tensors["rows"].shape[1] == shape[-2] and (index.numel() == 0 or int(index.max()) < groups)
     else:
-        U, V, block = tensors["U"], tensors["V"], tensors["block"]
+        names = ("neurons_in", "neurons_out", "neurons_block") if "neurons_in" in tensors else ("U", "V", "block")
+        U, V, block = (tensors[name] for name in names)
         n_blocks = math.prod(shape[:-2])
         fits = (U.shape[1], V.shape[1]) == tuple(shape[-2:]) and (block.numel() == 0 or int(block.max()) < n_blocks)
     if not fits:

@@ -25,6 +25,9 @@ class Certificate:
     kkt: dict[str, float] = field(default_factory=dict)
     reason: str = ""
     """Why there is no certificate; empty where there is one."""
+    polar: str = "exact"
+    """What the dual point was scaled by: an ``"exact"`` polar, or an ``"upper bound"`` on it. With a bound the
+    certificate is as valid, but the gap may stay open at the optimum itself (exact ReLU heads with many cells)."""
 
     def __post_init__(self) -> None:
         if self.kind != "none" and not math.isfinite(self.gap):  # an infinite gap certifies nothing
@@ -42,6 +45,11 @@ class Certificate:
         """``gap / |primal|``."""
         return self.gap / max(abs(self.primal), torch.finfo(torch.float64).tiny)
 
+    @property
+    def interval(self) -> tuple[float, float]:
+        """``(dual, primal)``: the optimal value lies between them; from minus infinity where there is no certificate."""
+        return self.dual, self.primal
+
     def meets(self, tolerance: float) -> bool:
         """Tell whether the relative gap is at most the tolerance."""
         return self.kind != "none" and self.relative_gap <= tolerance
@@ -57,6 +65,7 @@ class Certificate:
             "confidence": self.confidence,
             "kkt": dict(self.kkt),
             "reason": self.reason,
+            "polar": self.polar,
         }
 
     def __str__(self) -> str:

@@ -19,8 +19,9 @@ if TYPE_CHECKING:
 
     from convexformer.operators.bilinear import BilinearOperator, ImplicitMatrix
     from convexformer.operators.kernel import RepresenterDual, StackedDual
+    from convexformer.operators.relu import ReLUDual
 
-    DualMatrix: TypeAlias = Tensor | ImplicitMatrix | RepresenterDual | StackedDual
+    DualMatrix: TypeAlias = Tensor | ImplicitMatrix | RepresenterDual | StackedDual | ReLUDual
 
 
 SLABS, SLAB_ROWS = 16, 1024

@@ -15,6 +15,7 @@ from convexformer.operators.budget import budget_on
 from convexformer.operators.kernel import RepresenterDual, StackedDual
 from convexformer.operators.lowrank import LowRank
 from convexformer.operators.moments import Moments, Turns
+from convexformer.operators.relu import ReLUDual
 from convexformer.rows import LOCAL, Rows
 
 NORM_PROBES = 8  # random vectors that estimate a Frobenius norm
@@ -344,11 +345,11 @@ def block_products(M: Tensor, Z: LowRank) -> tuple[Tensor, Tensor]:
     return torch.cat([GU for GU, _ in pairs]), torch.cat([GV for _, GV in pairs])
 
 
-def frobenius_norm(M: Tensor | ImplicitMatrix | RepresenterDual | StackedDual) -> float:
+def frobenius_norm(M: Tensor | ImplicitMatrix | RepresenterDual | StackedDual | ReLUDual) -> float:
     """Return the Frobenius norm; for an implicit matrix roughly, from products with a few random vectors."""
     if isinstance(M, Tensor):
         return float(torch.linalg.vector_norm(M.double()))
-    if isinstance(M, (RepresenterDual, StackedDual)):
+    if isinstance(M, (RepresenterDual, StackedDual, ReLUDual)):
         return M.norm()
     B, _, q = M.shape
     probes = torch.randn((NORM_PROBES, q), generator=torch.Generator().manual_seed(0), dtype=torch.float64).to(M.like)

@@ -11,6 +11,7 @@ from convexformer.operators import BilinearOperator
 from convexformer.solvers.base import Solver
 from convexformer.solvers.block_newton import BlockNewton
 from convexformer.solvers.by_position import ByPosition, parts_of
+from convexformer.solvers.column_generation import ColumnGeneration
 from convexformer.solvers.cost import explain_prediction, predicted_seconds
 from convexformer.solvers.fista import Fista
 from convexformer.solvers.frank_wolfe import FrankWolfe
@@ -26,11 +27,13 @@ SOLVERS: dict[str, Solver] = {
         BlockNewton(),
         ByPosition(lambda part: SOLVERS[select(part)]),
         FrankWolfe(),
+        ColumnGeneration(),
     )
 }
 
 SELECTION = """
 device  penalty               operator  condition                        solver
+CPU     neurons               ReLU      always                           column_generation
 any     norms and ridges      features  no prox, or more weights of one  block_newton
                                         output than rows, and not tiny
 CPU     sums over slices      position  a part alone is not for fista    by_position
@@ -76,6 +79,8 @@ def select(objective: Objective, options: AutoOptions = AutoOptions()) -> str:  
     shape = objective.weight_shape
     tiny = objective.n_rows * math.prod(shape) <= options.few_products
     wide = objective.n_rows * objective.n_outputs <= math.prod(shape)
+    if serving == ["column_generation"]:
+        return "column_generation"
     if "block_newton" in serving and ((wide and not tiny) or not objective.penalty.proximal):
         return "block_newton"
     if "by_position" in serving and not tiny and not objective.like.is_cuda:
