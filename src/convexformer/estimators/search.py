@@ -17,7 +17,7 @@ from sklearn.model_selection import check_cv
 from sklearn.utils.validation import check_is_fitted
 
 from convexformer.clock import Clock
-from convexformer.data import TokenDataset
+from convexformer.data.stores import Tokens
 from convexformer.estimators.base import TokenEstimator
 from convexformer.estimators.classifier import TokenClassifier
 from convexformer.estimators.folds import FoldOptions, Share, carried_forward, score_path, uninterrupted
@@ -187,7 +187,7 @@ class CrossValidated(TokenEstimator):
         if isinstance(self.scoring, (list, tuple, set, dict)):
             raise ValueError(f"scoring={self.scoring!r} names several scores; beta is chosen by one. Pass one of them.")
 
-    def _refit(self, tokens: TokenDataset, codes: np.ndarray, w: np.ndarray | None, clock: Clock, ladder: bool) -> None:
+    def _refit(self, tokens: Tokens, codes: np.ndarray, w: np.ndarray | None, clock: Clock, ladder: bool) -> None:
         """Fit all samples at the ratio selected: down a ladder of betas, roughly, then to the tolerance.
 
         Without ``ladder`` at once, for a solver that has its own way down.

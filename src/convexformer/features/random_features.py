@@ -6,6 +6,7 @@ from typing import Any, final
 
 from torch import Tensor
 
+from convexformer.data.stores import Tokens
 from convexformer.data.tokens import TokenDataset
 from convexformer.features.base import FEATURES, TokenFeature
 from convexformer.features.fastfood import Fastfood, padded
@@ -36,7 +37,7 @@ class RandomFeatures(TokenFeature):
             raise TypeError(f"feature is a {type(self.feature).__name__}; expected a map from convexformer.features.")
         return self.feature
 
-    def learn(self, tokens: TokenDataset) -> None:
+    def learn(self, tokens: Tokens) -> None:
         """Fit the map inside."""
         self.feature = self._inner().fitted(tokens)
 

@@ -54,6 +54,7 @@ class Attention(Head):
     seed: int = 0
 
     name = "attention"
+    streams = True
     per_token = False
     positional = True
 

@@ -46,6 +46,7 @@ class FourierHead(Head):
     seed: int
 
     per_token = True
+    streams = True
     positional = True
     masks = False
 

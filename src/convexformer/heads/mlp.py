@@ -44,6 +44,7 @@ class TokenMLP(Head):
     seed: int
 
     per_token = True
+    streams = True
 
     @abstractmethod
     def mix(self, tokens: TokenDataset) -> TokenDataset:

@@ -13,6 +13,7 @@ from convexformer.operators.kernel import KernelOperator, RepresenterDual, Stack
 from convexformer.operators.lowrank import LowRank
 from convexformer.operators.mixer import MixerOperator
 from convexformer.operators.selfattention import SelfAttentionOperator
+from convexformer.operators.streamed import StreamedBilinear, StreamedOperator
 
 __all__ = [
     "BilinearOperator",
@@ -32,6 +33,8 @@ __all__ = [
     "RowGram",
     "SelfAttentionOperator",
     "StackedDual",
+    "StreamedBilinear",
+    "StreamedOperator",
     "SumOperator",
     "TokenFeatures",
     "budget_on",
