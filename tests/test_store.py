@@ -191,7 +191,7 @@ def test_an_edited_index_is_found(tmp_path):
 
 
 def test_a_shard_with_another_header_is_refused(tmp_path):
-    store, *_ = make(tmp_path / "s")
+    make(tmp_path / "s")
     file = tmp_path / "s" / "shard-00001.safetensors"
     tensors = load_file(file)
     save_file({"Y": tensors["X"]}, file)
