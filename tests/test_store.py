@@ -241,7 +241,7 @@ def test_batches_must_agree(tmp_path):
             writer.add(np.ones((2, 2, 4)))
         with pytest.raises(ValueError, match="expected tokens"):
             writer.add(np.ones((2, 2)))
-        with pytest.raises(ValueError, match="labels, names or texts"):
+        with pytest.raises(ValueError, match="1 labels were given for 2 samples"):
             writer.add(np.ones((2, 3, 4)), labels=[1])
         with pytest.raises(ValueError, match="1 labels were given for 2 samples"):
             writer.finish(labels=[1])

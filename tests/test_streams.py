@@ -235,7 +235,7 @@ def test_checkpoints_of_streams_resume(blobs, tmp_path):
     store = store_of(tmp_path / "s", X)
     codes = np.unique(y, return_inverse=True)[1]
     problem = cf.Problem("attention", store, codes, beta_ratio=0.05)
-    with pytest.warns(UserWarning):
+    with pytest.warns(UserWarning, match="max_iter"):
         cf.solve(problem, max_iter=3, checkpoint=tmp_path / "c")
     again = cf.Problem("attention", cf.data.open(store.folder, memory=0), codes, beta_ratio=0.05)
     assert again.fingerprint() == problem.fingerprint()

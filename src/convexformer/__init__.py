@@ -4,6 +4,7 @@ __version__ = "0.1.0"
 
 from convexformer import data, deep, features, gauges, heads, losses, margin, networks, operators, solvers
 from convexformer.certificates import Certificate
+from convexformer.embedding import embed
 from convexformer.estimators import (
     Leaderboard,
     TokenClassifier,
@@ -39,6 +40,7 @@ __all__ = [
     "compare",
     "data",
     "deep",
+    "embed",
     "features",
     "gauges",
     "heads",

@@ -137,6 +137,11 @@ class TokenStore:
         """The text of each sample; None for images."""
         return self._samples.get("texts")
 
+    @property
+    def pieces(self) -> list[list[str]] | None:
+        """The text that each real token of a sample stands for; None for images."""
+        return self._samples.get("pieces")
+
     # ------------------------------------------------------------------ tokens
 
     def stream(self) -> TokenStream:

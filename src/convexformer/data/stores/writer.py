@@ -37,6 +37,7 @@ from convexformer.data.tokens import as_tensor
 from convexformer.registry import one_of
 
 JOB_NAME = "job.json"
+COLUMNS = ("labels", "names", "pieces", "texts")
 SHARD_BYTES = 128 << 20
 OWN_FILE = re.compile(rf"({SHARD_NAME.pattern}|index\.json|samples\.json|job\.json)")
 PART_FILE = re.compile(rf"\.({OWN_FILE.pattern})\.[0-9a-f]{{16}}\.part")
@@ -76,9 +77,7 @@ class StoreWriter:
         self.grid, self.class_token, self.backbone = grid, class_token, backbone or Backbone()
         self._parts: list[tuple[dict[str, Tensor], Tensor | None]] = []
         self._waiting = 0
-        self._labels: list[Any] = []
-        self._names: list[str] = []
-        self._texts: list[str] = []
+        self._columns: dict[str, list[Any]] = {}
         self._facts: tuple[dict[str, int], int, bool] | None = None  # widths, n_tokens, masked
         self.folder.mkdir(parents=True, exist_ok=True)
         self._lock = _lock(self.folder)
@@ -104,16 +103,12 @@ class StoreWriter:
         """How many samples lie in shards already: where an interrupted job goes on."""
         return sum(shard.samples for shard in self._shards)
 
-    def add(
-        self,
-        X: Any,
-        mask: Any = None,
-        *,
-        labels: Sequence[Any] | None = None,
-        names: Sequence[str] | None = None,
-        texts: Sequence[str] | None = None,
-    ) -> None:
-        """Append tokens ``(n, s, d)``; full shards are written at once."""
+    def add(self, X: Any, mask: Any = None, **columns: Sequence[Any]) -> None:
+        """Append tokens ``(n, s, d)``; full shards are written at once.
+
+        ``columns`` are facts of the samples, one each: ``labels``, ``names`` (of files), ``texts``, ``pieces`` (the text of
+        each token).
+        """
         arrays = {
             name: as_tensor(values, name).to("cpu", DTYPES[self.dtype])
             for name, values in (X if isinstance(X, dict) else {"X": X}).items()
@@ -128,43 +123,29 @@ class StoreWriter:
         if self.shard_samples is None:
             each = sum(s * values.shape[2] for values in arrays.values()) * DTYPES[self.dtype].itemsize
             self.shard_samples = max(1, SHARD_BYTES // each)
-        for given, kept in ((labels, self._labels), (names, self._names), (texts, self._texts)):
-            if given is not None:
-                values = given.tolist() if isinstance(given, (Tensor, np.ndarray)) else list(given)
-                if len(values) != n:
-                    raise ValueError(f"{len(values)} labels, names or texts were given for {n} samples.")
-                kept.extend(values)
+        for name, values in _columns(columns).items():
+            if len(values) != n:
+                raise ValueError(f"{len(values)} {name} were given for {n} samples; they must match.")
+            self._columns.setdefault(name, []).extend(values)
         self._parts.append((arrays, real))
         self._waiting += n
         while self._waiting >= self.shard_samples:
             self._write_shard(self.shard_samples)
 
-    def finish(
-        self,
-        *,
-        labels: Sequence[Any] | None = None,
-        names: Sequence[str] | None = None,
-        texts: Sequence[str] | None = None,
-        memory: int = MEMORY,
-    ) -> TokenStore:
-        """Write what is left and the index; return the store. Labels and the like may come here for all samples."""
+    def finish(self, **columns: Sequence[Any] | None) -> TokenStore:
+        """Write what is left and the index; return the store. Labels and other columns may come here for all samples."""
         if self._waiting:
             self._write_shard(self._waiting)
         if not self._shards:
             raise ValueError(f"no tokens were added to {self.folder}; a store needs at least one sample.")
-        columns: dict[str, Any] = {
-            name: list(given) if given is not None else kept or None
-            for name, given, kept in (
-                ("labels", labels, self._labels),
-                ("names", names, self._names),
-                ("texts", texts, self._texts),
-            )
-        }
-        for name, column in columns.items():
-            if column is not None and len(column) != self.done:
-                raise ValueError(f"{len(column)} {name} were given for {self.done} samples; they must match.")
-        columns["labels"], classes = _encode(columns["labels"])
-        data = (strict_json({name: column for name, column in columns.items() if column is not None}) + "\n").encode()
+        table = {**self._columns, **_columns(columns)}
+        for name, values in table.items():
+            if len(values) != self.done:
+                raise ValueError(f"{len(values)} {name} were given for {self.done} samples; they must match.")
+        classes = None
+        if "labels" in table:
+            table["labels"], classes = _encode(table["labels"])
+        data = (strict_json(dict(sorted(table.items()))) + "\n").encode()
         widths, n_tokens, masked = self._known_facts()
         index = Index(
             n_samples=self.done,
@@ -183,7 +164,7 @@ class StoreWriter:
         text = strict_json(index.to_json()) + "\n"
         atomic_write(self.folder / INDEX_NAME, lambda file: file.write(text.encode()))
         self.close()
-        return TokenStore(self.folder, index, next(iter(widths)), memory=memory)
+        return TokenStore(self.folder, index, next(iter(widths)))
 
     def close(self) -> None:
         """Let others write to the folder."""
@@ -320,9 +301,20 @@ def _shard_facts(data: bytes) -> tuple[tuple[dict[str, int], int, bool], int]:
     return ({name: entry["shape"][2] for name, entry in sorted(header.items())}, s, masked), n
 
 
-def _encode(labels: list[Any] | None) -> tuple[list[Any] | None, tuple[Any, ...] | None]:
+def _columns(columns: dict[str, Any]) -> dict[str, list[Any]]:
+    """Return columns of a table as lists; those that are None are left out."""
+    for name in columns:
+        one_of("column", name, COLUMNS)
+    given = {name: values for name, values in columns.items() if values is not None}
+    return {
+        name: values.tolist() if isinstance(values, (Tensor, np.ndarray)) else list(values)
+        for name, values in given.items()
+    }
+
+
+def _encode(labels: list[Any]) -> tuple[list[Any], tuple[Any, ...] | None]:
     """Return text labels as numbers 0, 1, ... with their sorted names; numbers stay as they are."""
-    if labels is None or not any(isinstance(label, str) for label in labels):
+    if not any(isinstance(label, str) for label in labels):
         return labels, None
     classes = tuple(sorted({str(label) for label in labels}))
     code = {name: number for number, name in enumerate(classes)}
