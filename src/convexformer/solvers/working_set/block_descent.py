@@ -124,19 +124,19 @@ class BlockDescent(WorkingSetStep):
         """Return the dual value at the best scale of the gradient up to ``limit``."""
 
     @abstractmethod
-    def _hessian(self) -> Callable[[Tensor], Tensor]:
+    def _hessian(self) -> Callable[[np.ndarray], np.ndarray]:
         """Return the Hessian of the loss in the outputs, ``(c, N) -> (c, N)``."""
 
     @abstractmethod
-    def _own_curvature(self) -> Tensor:
+    def _own_curvature(self) -> np.ndarray:
         """``(c, N)`` the diagonal of the Hessian."""
 
     @abstractmethod
-    def _moved_loss(self, U: Tensor | None) -> float:
+    def _moved_loss(self, U: np.ndarray | None) -> float:
         """Return the loss after the outputs, intercept included, have moved by ``U: (c, N)``; None: as it is."""
 
     @abstractmethod
-    def _move(self, U: Tensor, intercept: Tensor) -> None:
+    def _move(self, U: np.ndarray, intercept: np.ndarray) -> None:
         """Move the state by ``U: (c, N)``, of which ``intercept: (c,)`` is a part."""
 
     def _gradients(self, groups: np.ndarray) -> None:
@@ -148,18 +148,16 @@ class BlockDescent(WorkingSetStep):
         active = active[np.lexsort((gate[active], token[active]))]
         support = self.store.support(active)
         own = self._own_curvature()
-        mass = (
-            own @ torch.from_numpy(self.store.root**2) if self.objective.intercept else torch.zeros(len(own)).double()
-        )
-        scale = support.curvatures(own).clamp_min(1e-5 * self.objective.loss.curvature)
-        correction = torch.from_numpy(self.gradient_correction[active])
+        mass = own @ self.store.root**2 if self.objective.intercept else np.zeros(len(own))
+        scale = np.maximum(support.curvatures(own), 1e-5 * self.objective.loss.curvature)
+        correction = self.gradient_correction[active]
         self._gradients(active)
-        gradient = torch.from_numpy(self.G[active]) + correction, torch.from_numpy(self.R @ self.store.root)
+        gradient = self.G[active] + correction, self.R @ self.store.root
         model = GroupModel(support, self._hessian(), scale, mass, gradient, self._moved_loss, correction, self.beta)
-        step = newton_step(model, torch.from_numpy(self.Z[active]), gap, self.newton.steps, self.options.newton, late)
+        step = newton_step(model, self.Z[active], gap, self.newton.steps, self.options.newton, late)
         self.newton.took(step)
         if step is not None:
-            self.Z[active] = step.Z.numpy()
+            self.Z[active] = step.Z
             self._move(step.outputs, step.intercept)
 
     def _accelerate(self, active: np.ndarray) -> None:
@@ -183,7 +181,11 @@ class BlockDescent(WorkingSetStep):
 
     def _value(self, S: np.ndarray, Z: np.ndarray, groups: np.ndarray) -> float:
         """Return the objective of the model, the weights of these groups being ``Z`` and all others zero."""
-        return self._loss(S) + self.beta * float(_norms(Z).sum()) + float(np.vdot(self.gradient_correction[groups], Z))
+        return self._loss(S) + self._penalty(Z, groups)
+
+    def _penalty(self, Z: np.ndarray, groups: np.ndarray) -> float:
+        """Return the terms of the model that the outputs do not show."""
+        return self.beta * float(_norms(Z).sum()) + float(np.vdot(self.gradient_correction[groups], Z))
 
     def _gap(self, groups: np.ndarray) -> float:
         """Return the duality gap of the objective on these groups alone."""

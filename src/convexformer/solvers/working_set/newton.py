@@ -18,8 +18,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import final
 
-import torch
-from torch import Tensor
+import numpy as np
 
 from convexformer.solvers.working_set.options import NewtonOptions
 
@@ -29,23 +28,23 @@ TINY = 1e-300
 class SupportMap(ABC):
     """The map from some groups ``P: (J, d)`` and an intercept ``b: (c,)`` to outputs ``U: (c, N)``, with its spectra."""
 
-    values: Tensor
+    values: np.ndarray
     """``(J, d)`` eigenvalues of each group's Gram matrix."""
 
     @abstractmethod
-    def apply(self, P: Tensor, b: Tensor, *, exact: bool = False) -> Tensor:
+    def apply(self, P: np.ndarray, b: np.ndarray, *, exact: bool = False) -> np.ndarray:
         """Return the outputs, ``(c, N)``, in float32, or ``exact``, summed up in float64."""
 
     @abstractmethod
-    def adjoint(self, V: Tensor) -> tuple[Tensor, Tensor]:
+    def adjoint(self, V: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return the gradients in the groups ``(J, d)`` and in the intercept ``(c,)`` of ``V: (c, N)``."""
 
     @abstractmethod
-    def turn(self, P: Tensor) -> Tensor:
+    def turn(self, P: np.ndarray) -> np.ndarray:
         """Return each group in the principal axes of its slice."""
 
     @abstractmethod
-    def turn_back(self, P: Tensor) -> Tensor:
+    def turn_back(self, P: np.ndarray) -> np.ndarray:
         """Undo :meth:`turn`."""
 
 
@@ -55,17 +54,17 @@ class GroupModel:
     """The objective near some weights: what :func:`newton_step` needs."""
 
     support: SupportMap
-    hessian: Callable[[Tensor], Tensor]
+    hessian: Callable[[np.ndarray], np.ndarray]
     """``F''`` on outputs, ``(c, N) -> (c, N)``."""
-    scale: Tensor
+    scale: np.ndarray
     """``(J, 1)`` the curvature that each group meets, as a multiple of its Gram matrix."""
-    mass: Tensor
+    mass: np.ndarray
     """``(c,)`` the diagonal of the intercept's Hessian; zeros where there is none."""
-    gradient: tuple[Tensor, Tensor]
+    gradient: tuple[np.ndarray, np.ndarray]
     """Gradients of the loss in groups ``(J, d)``, ``correction`` included, and intercept ``(c,)``, in float64."""
-    loss: Callable[[Tensor | None], float]
+    loss: Callable[[np.ndarray | None], float]
     """The loss after the outputs have moved by ``U: (c, N)``; None: as it is."""
-    correction: Tensor
+    correction: np.ndarray
     """``(J, d)`` gradient of a linear term that the outputs do not show."""
     beta: float
 
@@ -75,16 +74,16 @@ class GroupModel:
 class NewtonStep:
     """New weights ``Z: (J, d)`` of the groups, with the changes of outputs ``(c, N)`` and intercept ``(c,)``."""
 
-    Z: Tensor
-    outputs: Tensor
-    intercept: Tensor
+    Z: np.ndarray
+    outputs: np.ndarray
+    intercept: np.ndarray
     length: float
     converged: bool
     """Whether conjugate gradients reached their goal, rather than their limit."""
 
 
 def newton_step(
-    model: GroupModel, Z: Tensor, gap: float, steps: int, options: NewtonOptions, late: Callable[[], bool]
+    model: GroupModel, Z: np.ndarray, gap: float, steps: int, options: NewtonOptions, late: Callable[[], bool]
 ) -> NewtonStep | None:
     """Take a Newton step from weights ``Z: (J, d)``, none of them zero.
 
@@ -143,9 +142,9 @@ class NewtonSchedule:
 class _Iterate:
     """A point of conjugate gradients: weights, intercept, and the residual that is left."""
 
-    P: Tensor
-    b: Tensor
-    residual: tuple[Tensor, Tensor]
+    P: np.ndarray
+    b: np.ndarray
+    residual: tuple[np.ndarray, np.ndarray]
     converged: bool
 
 
@@ -153,29 +152,29 @@ class _Iterate:
 class _Newton:
     """The linear system at one point."""
 
-    def __init__(self, model: GroupModel, Z: Tensor, residual: float, late: Callable[[], bool]) -> None:
+    def __init__(self, model: GroupModel, Z: np.ndarray, residual: float, late: Callable[[], bool]) -> None:
         self.model, self.Z, self.late, self.residual = model, Z, late, residual
-        norms = torch.linalg.vector_norm(Z, dim=1, keepdim=True)
+        norms = np.sqrt(_rows_dot(Z, Z))
         self.unit, self.bend = Z / norms, model.beta / norms  # (J, d), (J, 1)
-        self.live = torch.ones_like(norms)
+        self.live = np.ones_like(norms)
         self.stop = 0.0
         values = model.support.values
         self.inverse = 1 / (model.scale * values + self.bend)  # block = its inverse less bend unit unit^T
         turned = model.support.turn(self.unit)
         self.along = self.inverse * turned
-        left = 1 - self.bend * (turned * self.along).sum(1, keepdim=True)
-        self.rank_one = self.bend / left.clamp_min(1e-10)
-        self.inverse_mass = torch.where(model.mass > 0, 1 / model.mass.clamp_min(TINY), 0.0)
+        left = 1 - self.bend * _rows_dot(turned, self.along)
+        self.rank_one = self.bend / np.maximum(left, 1e-10)
+        self.inverse_mass = np.where(model.mass > 0, 1 / np.maximum(model.mass, TINY), 0.0)
 
-    def penalty(self, Z: Tensor) -> float:
+    def penalty(self, Z: np.ndarray) -> float:
         """Return the terms of the objective that the outputs do not show."""
-        norms = torch.linalg.vector_norm(Z, dim=1)
-        return float(self.model.beta * norms.sum() + (self.model.correction * Z).sum())
+        norms = np.sqrt(_rows_dot(Z, Z))
+        return self.model.beta * float(norms.sum()) + float(np.vdot(self.model.correction, Z))
 
-    def conjugate_gradients(self, gradient: tuple[Tensor, Tensor], steps: int) -> _Iterate:
+    def conjugate_gradients(self, gradient: tuple[np.ndarray, np.ndarray], steps: int) -> _Iterate:
         """Solve for the step from zero."""
-        self.stop = self.residual * float(_dot(gradient, self._precondition(*gradient)))
-        P, b = torch.zeros_like(gradient[0]), torch.zeros_like(gradient[1])
+        self.stop = self.residual * _dot(gradient, self._precondition(*gradient))
+        P, b = np.zeros_like(gradient[0]), np.zeros_like(gradient[1])
         zero = _Iterate(P, b, (-gradient[0], -gradient[1]), converged=False)
         return self._iterate(zero, steps)
 
@@ -184,14 +183,14 @@ class _Newton:
         crossed = False
         for _ in range(options.crossing_rounds):
             end = self.Z + at.P
-            cross = ((end * self.unit).sum(1, keepdim=True) <= 0) & (self.live > 0)
+            cross = (_rows_dot(end, self.unit) <= 0) & (self.live > 0)
             number = int(cross.sum())
             if number == 0 or number > options.most_crossings * len(end):
                 break
             crossed = True
-            jump = torch.where(cross, -end, 0.0)
+            jump = np.where(cross, -end, 0.0)
             self.live = self.live * ~cross
-            HP, Hb = self._product(jump, torch.zeros_like(at.b))
+            HP, Hb = self._product(jump, np.zeros_like(at.b))
             r = (self.live * (at.residual[0] - HP), at.residual[1] - Hb)
             at = self._iterate(_Iterate(at.P + jump, at.b, r, converged=False), steps)
         return at if crossed else None
@@ -200,33 +199,38 @@ class _Newton:
         """Go on with conjugate gradients from an iterate."""
         x, b, r = at.P, at.b, at.residual
         p = y = self._precondition(*r)
-        energy = float(_dot(r, y))
+        energy = _dot(r, y)
         for _ in range(steps):
             if energy <= self.stop or self.late():
                 break
             Hp = self._product(*p)
-            curvature = float(_dot(p, Hp))
+            curvature = _dot(p, Hp)
             if not curvature > 1e-12 * energy:
                 break
             a = energy / curvature
             x, b = x + a * p[0], b + a * p[1]
             r = (r[0] - a * Hp[0], r[1] - a * Hp[1])
             y = self._precondition(*r)
-            before, energy = energy, float(_dot(r, y))
+            before, energy = energy, _dot(r, y)
             p = (y[0] + energy / before * p[0], y[1] + energy / before * p[1])
         return _Iterate(x, b, r, energy <= self.stop)
 
-    def _product(self, P: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    def _product(self, P: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return the Hessian times a direction."""
         G, Hb = self.model.support.adjoint(self.model.hessian(self.model.support.apply(P, b)))
-        tangent = P - self.unit * (self.unit * P).sum(1, keepdim=True)
+        tangent = P - self.unit * _rows_dot(self.unit, P)
         return self.live * (G + self.bend * tangent), Hb
 
-    def _precondition(self, P: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    def _precondition(self, P: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         turned = self.model.support.turn(P)
-        solved = self.inverse * turned + self.along * (self.rank_one * (self.along * turned).sum(1, keepdim=True))
+        solved = self.inverse * turned + self.along * (self.rank_one * _rows_dot(self.along, turned))
         return self.live * self.model.support.turn_back(solved), self.inverse_mass * b
 
 
-def _dot(a: tuple[Tensor, Tensor], b: tuple[Tensor, Tensor]) -> Tensor:
-    return (a[0] * b[0]).sum() + (a[1] * b[1]).sum()
+def _dot(a: tuple[np.ndarray, np.ndarray], b: tuple[np.ndarray, np.ndarray]) -> float:
+    return float(np.vdot(a[0], b[0]) + np.vdot(a[1], b[1]))
+
+
+def _rows_dot(A: np.ndarray, B: np.ndarray) -> np.ndarray:
+    """``(J, 1)`` the dot products of rows."""
+    return np.einsum("ja,ja->j", A, B)[:, None]

@@ -70,7 +70,7 @@ class ProxNewtonDescent(BlockDescent):
         if len(groups) == 0:
             return
         at, start, S = self.store, self.Z[groups], self.S
-        before = self._value(S, start, groups)
+        before = float(self.at.value) + self._penalty(start, groups)
         mean = np.maximum(self.own.mean(1), 1e-3 * self.objective.loss.curvature)
         self.scales[:] = np.maximum(0.9 * self.scales, mean[at.index[2]])
         self.D[:] = 0.0
@@ -79,10 +79,14 @@ class ProxNewtonDescent(BlockDescent):
         t = 1.0
         for _ in range(30):
             trial, Z = S + t * self.D, start + t * step
-            if self._value(trial, Z, groups) <= before + noise:
-                self.Z[groups] = Z
-                self._settle(trial)
-                return
+            penalty = self._penalty(Z, groups)
+            # the best intercept is slow to find far away: a trial that was too long is judged at the last one first
+            if t == 1.0 or self._loss(trial) + penalty <= before + noise:
+                found = self._evaluate(trial, self.at.intercept)
+                if float(found.value) + penalty <= before + noise:
+                    self.Z[groups] = Z
+                    self._set(trial, found)
+                    return
             t /= 2
             if t < 0.25:  # the model is far off, not only a little long
                 largest = self.objective.loss.curvature
@@ -106,26 +110,27 @@ class ProxNewtonDescent(BlockDescent):
     def _dual(self, limit: float) -> float:
         return dual_value(self.objective, self.at, limit)[0]
 
-    def _hessian(self) -> Callable[[Tensor], Tensor]:
-        H = torch.from_numpy(self.bare).float()
+    def _hessian(self) -> Callable[[np.ndarray], np.ndarray]:
+        H = self.bare.astype(np.float32)
         if not self.softmax_hessian:
             return lambda U: H * U
 
-        def product(U: Tensor) -> Tensor:
+        def product(U: np.ndarray) -> np.ndarray:
             V = H * U
-            return V.sub_(H * V.sum(0))
+            V -= H * V.sum(0)
+            return V
 
         return product
 
-    def _own_curvature(self) -> Tensor:
-        return torch.from_numpy(self.own)
+    def _own_curvature(self) -> np.ndarray:
+        return self.own
 
-    def _moved_loss(self, U: Tensor | None) -> float:
-        moved = self.at.outputs if U is None else self.at.outputs + (U / torch.from_numpy(self.divisor)).T
-        return self._loss_at(moved)
+    def _moved_loss(self, U: np.ndarray | None) -> float:
+        outputs = self.at.outputs
+        return self._loss_at(outputs if U is None else outputs + torch.from_numpy((U / self.divisor).T))
 
-    def _move(self, U: Tensor, intercept: Tensor) -> None:
-        S, start = self.S + U.numpy(), self.at.intercept
+    def _move(self, U: np.ndarray, intercept: np.ndarray) -> None:
+        S, start = self.S + U, self.at.intercept
         if start is not None:
-            S, start = S - np.outer(intercept.numpy(), self.store.root), start + intercept
+            S, start = S - np.outer(intercept, self.store.root), start + torch.from_numpy(intercept)
         self._set(S, self._evaluate(S, start))

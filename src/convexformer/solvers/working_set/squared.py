@@ -6,8 +6,6 @@ from collections.abc import Callable
 from typing import final
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from convexformer.objective import Evaluation
 from convexformer.solvers.working_set import compiled
@@ -37,17 +35,17 @@ class SquaredDescent(BlockDescent):
         t = max(-limit, min(along / square, limit)) if square > 0 else 0.0
         return t * along - 0.5 * t**2 * square
 
-    def _hessian(self) -> Callable[[Tensor], Tensor]:
+    def _hessian(self) -> Callable[[np.ndarray], np.ndarray]:
         return lambda U: U
 
-    def _own_curvature(self) -> Tensor:
-        return torch.ones(self.R.shape, dtype=torch.float64)
+    def _own_curvature(self) -> np.ndarray:
+        return np.ones(self.R.shape)
 
-    def _moved_loss(self, U: Tensor | None) -> float:
-        return self._loss(self.S if U is None else self.S + U.numpy())
+    def _moved_loss(self, U: np.ndarray | None) -> float:
+        return self._loss(self.S if U is None else self.S + U)
 
-    def _move(self, U: Tensor, intercept: Tensor) -> None:
-        S, root = self.S + U.numpy(), self.store.root
+    def _move(self, U: np.ndarray, intercept: np.ndarray) -> None:
+        S, root = self.S + U, self.store.root
         if self.objective.intercept:  # its best value follows
             S -= np.outer(S @ root / (root @ root), root)
         self._settle(S)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import final
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from convexformer.objective import Objective
@@ -61,9 +60,8 @@ class BlockStore:
         """Return the map of these groups, sorted by token, for Newton's method; their tokens are loaded."""
         compiled.prepare_slices(np.unique(self.slice[groups]), self.data, self.spectra)
         token, gate, output = (row[groups] for row in self.index)
-        gates = torch.from_numpy(self.gates) if self.gated else None
-        X, root = torch.from_numpy(self.X), torch.from_numpy(self.root).float()
-        return TokenSupport(X, root, gates, (token, gate, output), *self.spectra[:2], self.n_outputs)
+        gates = self.gates if self.gated else None
+        return TokenSupport(self.X, self.root, gates, (token, gate, output), *self.spectra[:2])
 
 
 STORES: Workspace[BlockStore] = Workspace()
