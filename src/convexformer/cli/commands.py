@@ -18,6 +18,7 @@ from rich.table import Table
 from sklearn.exceptions import ConvergenceWarning
 
 from convexformer import __version__
+from convexformer.cli.embed import embed
 from convexformer.cli.options import (
     ActivationOption,
     DecayOption,
@@ -46,7 +47,14 @@ from convexformer.cli.options import (
 )
 from convexformer.cli.output import Exit, certificate_rows, out, print_json, show, user_errors, write_predictions
 from convexformer.data.files import write_json
-from convexformer.estimators import TokenClassifier, TokenEstimator, TokenRegressor
+from convexformer.estimators import (
+    TokenClassifier,
+    TokenClassifierCV,
+    TokenEstimator,
+    TokenRegressor,
+    TokenRegressorCV,
+)
+from convexformer.estimators.search import CrossValidated
 from convexformer.io import load, save
 from convexformer.path import beta_ratios, follow, total_clock
 from convexformer.solvers.status import Status
@@ -59,6 +67,9 @@ app = typer.Typer(
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+
+app.command()(embed)
 
 
 def main() -> None:
@@ -140,7 +151,10 @@ def fit(
     decay: DecayOption = "l1",
     gates: GatesOption = 16,
     beta: Annotated[float | None, typer.Option(help="Penalty, absolute; overrides --beta-ratio.")] = None,
-    beta_ratio: Annotated[float, typer.Option(help="Penalty as a fraction of beta_max.")] = 0.1,
+    beta_ratio: Annotated[
+        float | None,
+        typer.Option(help="Penalty as a fraction of beta_max, default 0.1; of head auto by cross-validation."),
+    ] = None,
     tolerance: ToleranceOption = 1e-4,
     loss: LossOption = "auto",
     max_iter: MaxIterOption = None,
@@ -159,13 +173,14 @@ def fit(
     """
     with user_errors():
         data = FileData.read(tokens, targets, x, y, mask, weight)
-        estimator = _estimator_type(task, data.y)(
+        search = head == "auto" and beta is None and beta_ratio is None
+        betas = {} if search else {"beta": beta, "beta_ratio": 0.1 if beta_ratio is None else beta_ratio}
+        estimator = _estimator_type(task, data.y, search)(
             head=head,
             activation=activation,
             decay=decay,
             gates=gates,
-            beta=beta,
-            beta_ratio=beta_ratio,
+            **betas,
             tolerance=tolerance,
             loss=loss,
             max_iter=max_iter,
@@ -192,6 +207,7 @@ def fit(
             "loss": solution.loss.name,
             "beta": estimator.beta_,
             "beta_max": estimator.beta_max_,
+            "validation_score": getattr(estimator, "best_score_", None),
             "train_score": score,
             "iterations": solution.n_iter,
             "seconds": round(solution.seconds, 3),
@@ -354,11 +370,13 @@ def bench(
 # ---------------------------------------------------------------------- reading
 
 
-def _estimator_type(task: str, y: np.ndarray) -> Callable[..., Any]:
+def _estimator_type(task: str, y: np.ndarray, search: bool = False) -> Callable[..., Any]:
     if task == "auto":
         task = "regress" if y.dtype.kind == "f" else "classify"
     if task not in ("classify", "regress"):
         raise ValueError(f"unknown task {task!r}; expected auto, classify or regress.")
+    if search:
+        return TokenClassifierCV if task == "classify" else TokenRegressorCV
     return TokenClassifier if task == "classify" else TokenRegressor
 
 
@@ -374,6 +392,13 @@ def _load_estimator(folder: Path) -> TokenEstimator:
 
 def _fit(estimator: TokenEstimator, data: FileData, checkpoint: Path | None) -> None:
     """Fit; Ctrl-C ends the fit with the best point so far, if there is one."""
+    if isinstance(estimator, CrossValidated):
+        if checkpoint is not None:
+            raise ValueError(
+                "head auto chooses beta by cross-validation, which has no checkpoints; give --beta-ratio as well."
+            )
+        estimator._choose_and_fit(data.X, data.y, data.weight, data.mask, None)
+        return
     try:
         estimator.fit_checkpointed(data.X, data.y, data.weight, data.mask, checkpoint=checkpoint)
     except KeyboardInterrupt:

@@ -9,8 +9,9 @@ import numpy as np
 import typer
 
 from convexformer.data.files import pick_array, read_arrays
+from convexformer.data.stores import open_store
 
-TokensArgument = Annotated[Path, typer.Argument(help="Tokens: npz, npy or safetensors, an array (N, s, d) or (N, p).")]
+TokensArgument = Annotated[Path, typer.Argument(help="Tokens (N, s, d): npz, npy, safetensors, or a store of embed.")]
 TargetsOption = Annotated[Path | None, typer.Option("--targets", help="A file for the targets, if not in TOKENS.")]
 XOption = Annotated[str, typer.Option("--x", help="Name of the tokens array.")]
 YOption = Annotated[str, typer.Option("--y", help="Name of the targets array.")]
@@ -41,14 +42,16 @@ JsonOption = Annotated[
 class FileData:
     """Tokens, targets, mask and weights from one or two files."""
 
-    def __init__(self, X: np.ndarray, y: Any, mask: np.ndarray | None, weight: np.ndarray | None) -> None:
+    def __init__(self, X: Any, y: Any, mask: np.ndarray | None, weight: np.ndarray | None) -> None:
         self.X, self.y, self.mask, self.weight = X, y, mask, weight
 
     @classmethod
     def read(
         cls, tokens: Path, targets: Path | None, x: str, y: str | None, mask: str | None, weight: str | None
     ) -> FileData:
-        """Read the arrays of these names; an error says what the files hold."""
+        """Read the arrays of these names, or open a token store; an error says what the files hold."""
+        if tokens.is_dir():
+            return cls._of_store(tokens, targets, x, y, mask, weight)
         arrays = read_arrays(tokens)
         labels = None
         if y is not None and targets is not None:
@@ -64,6 +67,31 @@ class FileData:
         own_mask = None if mask is None else _exact(arrays, mask, "mask", tokens)
         own_weight = None if weight is None else _exact(arrays, weight, "weights", tokens)
         return cls(inputs, labels, own_mask, own_weight)
+
+    @classmethod
+    def _of_store(
+        cls, tokens: Path, targets: Path | None, x: str, y: str | None, mask: str | None, weight: str | None
+    ) -> FileData:
+        """Open a store, which has its mask and, as a rule, its labels; ``x`` names one of several layers."""
+        store = open_store(tokens, None if x == "X" else x)
+        arrays = read_arrays(targets) if targets is not None else {}
+        labels = None
+        if y is not None:
+            labels = store.labels if targets is None else pick_array(arrays, y, "targets", targets)
+            if labels is None:
+                raise ValueError(
+                    f"{tokens} has no labels; give a file with --targets, or embed a source that has some."
+                )
+        if mask is not None:
+            raise ValueError(f"{tokens} is a token store, which has its own mask; leave out --mask.")
+        if weight is not None and targets is None:
+            raise ValueError(f"{tokens} has no weights; give the file that has them with --targets.")
+        return cls(
+            store,
+            labels,
+            None,
+            None if weight is None or targets is None else _exact(arrays, weight, "weights", targets),
+        )
 
 
 def _exact(arrays: dict[str, np.ndarray], name: str, role: str, source: Path) -> np.ndarray:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any, final
@@ -114,6 +115,19 @@ def pick_layers(states: Sequence[Tensor], last: Tensor, layers: Sequence[int | s
                 f"layer {layer} was asked for; the model has the layers 0 to {len(states) - 1} and 'last'."
             )
     return tuple(last if layer == LAST else states[int(layer)] for layer in layers)
+
+
+@contextmanager
+def quiet(transformers: Any) -> Iterator[None]:
+    """Load models of transformers without its bar of weights: there is one of samples."""
+    log = transformers.utils.logging
+    was = log.is_progress_bar_enabled()
+    log.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if was:
+            log.enable_progress_bar()
 
 
 def need(name: str, extra: str) -> ModuleType:

@@ -173,13 +173,13 @@ def _numbers(labels: list[Any], path: Path, column: str) -> tuple[Any, ...]:
     if any(label is None or label == "" for label in labels):
         first = next(i for i, label in enumerate(labels) if label is None or label == "")
         raise ValueError(f"{path}, sample {first} has no label in column {column!r}.")
-    for kind in (int, float):
-        try:
-            numbers = tuple(kind(label) for label in labels)
-        except (TypeError, ValueError):
-            continue
-        if kind is float or all(
-            str(number) == str(label).strip() for number, label in zip(numbers, labels, strict=True)
-        ):
-            return numbers
-    return tuple(map(str, labels))
+    texts = tuple(str(label).strip() for label in labels)
+    try:
+        whole = tuple(int(text) for text in texts)
+        return whole if texts == tuple(map(str, whole)) else texts  # "007" is a name
+    except ValueError:
+        pass
+    try:
+        return tuple(float(text) for text in texts)
+    except ValueError:
+        return texts

@@ -9,7 +9,7 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
-from convexformer.embedding.base import Encoded, Encoder, Options, autocast, need, pick_layers
+from convexformer.embedding.base import Encoded, Encoder, Options, autocast, need, pick_layers, quiet
 
 
 @final
@@ -28,8 +28,11 @@ class TextEncoder(Encoder):
         try:
             self.tokenizer: Any = transformers.AutoTokenizer.from_pretrained(model, local_files_only=local)
             eager = {"attn_implementation": "eager"} if attentions else {}  # other kernels do not return attention maps
-            loaded = transformers.AutoModel.from_pretrained(model, local_files_only=local, dtype=torch.float32, **eager)
-        except (OSError, ValueError, KeyError) as error:
+            with quiet(transformers):
+                loaded = transformers.AutoModel.from_pretrained(
+                    model, local_files_only=local, dtype=torch.float32, **eager
+                )
+        except (OSError, ValueError, KeyError, ImportError) as error:
             raise ValueError(f"{model} cannot be read as a Hugging Face model of texts: {error}") from error
         if getattr(loaded.config, "is_encoder_decoder", False):
             loaded = loaded.get_encoder()

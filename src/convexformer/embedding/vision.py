@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from convexformer.embedding.base import LAST, Encoded, Encoder, Options, autocast, need, pick_layers
+from convexformer.embedding.base import LAST, Encoded, Encoder, Options, autocast, need, pick_layers, quiet
 
 TIMM_PREFIX = "timm:"
 MOST_PREFIX_TOKENS = 16  # class, distillation and register tokens in front of the grid
@@ -52,7 +52,9 @@ class Preprocessing:
         image = image.resize((wide, tall), getattr(Image.Resampling, self.resample.upper()))
         left, top = (wide - w) // 2, (tall - h) // 2
         values = np.asarray(image.crop((left, top, left + w, top + h)), dtype=np.float32) / 255
-        return torch.from_numpy((values - np.array(self.mean, np.float32)) / np.array(self.std, np.float32)).permute(2, 0, 1)
+        return torch.from_numpy((values - np.array(self.mean, np.float32)) / np.array(self.std, np.float32)).permute(
+            2, 0, 1
+        )
 
 
 class ImageEncoder(Encoder):
@@ -153,8 +155,9 @@ class TransformersImageEncoder(ImageEncoder):
         transformers = need("transformers", "vision")
         local = Path(model).is_dir()
         try:
-            loaded = transformers.AutoModel.from_pretrained(model, local_files_only=local, dtype=torch.float32)
-        except (OSError, ValueError, KeyError) as error:
+            with quiet(transformers):
+                loaded = transformers.AutoModel.from_pretrained(model, local_files_only=local, dtype=torch.float32)
+        except (OSError, ValueError, KeyError, ImportError) as error:
             raise ValueError(f"{model} cannot be read as a vision model of transformers: {error}") from error
         loaded = getattr(loaded, "vision_model", loaded)  # of CLIP and its kin
         self.model = loaded.eval().to(options.device)
