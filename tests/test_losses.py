@@ -546,3 +546,30 @@ def test_the_compiled_intercept_says_where_it_fails():
     Y = torch.tensor([[0.0, 1.0], [1.0, 0.0]], dtype=torch.float64)
     w = torch.tensor([1.0, 1e6], dtype=torch.float64)
     assert softmax_compiled.best(F, Y, w, torch.tensor([-600.0, 600.0], dtype=torch.float64)) is None
+
+
+@pytest.mark.parametrize("smooth", [False, True], ids=["labels", "probabilities"])
+@pytest.mark.parametrize(("n", "c", "spread"), [(40, 2, 1.0), (50, 3, 300.0), (30, 10, 5.0)])
+def test_the_compiled_loss_and_gradient_are_those_of_torch(n, c, spread, smooth, monkeypatch):
+    generator = torch.Generator().manual_seed(n)
+    F = spread * torch.randn(n, c, generator=generator, dtype=torch.float64)
+    Y = torch.nn.functional.one_hot(torch.arange(n) % c, c).double()
+    Y = 0.9 * Y + 0.1 / c if smooth else Y
+    found = softmax_compiled.value_and_gradient(F, Y)
+    monkeypatch.setattr(softmax_compiled, "FEW_OUTPUTS", 0)
+    assert softmax_compiled.value_and_gradient(F, Y) is None
+    expected = CrossEntropy().value_and_gradient(F, Y)
+    for ours, theirs in zip(found, expected, strict=True):  # to all digits: small losses and gradients count
+        torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-300)
+
+
+def test_an_inexact_intercept_of_few_classes_is_right_to_eight_digits():
+    generator = torch.Generator().manual_seed(0)
+    F = torch.randn(200, 5, generator=generator, dtype=torch.float64)
+    Y, w, start = one_hot_rows(200, 5), torch.ones(200).double(), torch.zeros(5).double()
+    b = CrossEntropy().inexact_intercept(F, Y, w, start)
+    assert 1e-16 < float((w @ ((F + b).softmax(1) - Y)).abs().max()) <= 1e-7 * float(w.sum())
+
+
+def one_hot_rows(n, c):
+    return torch.nn.functional.one_hot(torch.arange(n) % c, c).double()

@@ -38,7 +38,7 @@ def assert_same(one, two):
 
 
 def test_a_solution_carries_everything():
-    solution = cf.solve(problem(), tolerance=1e-5)
+    solution = cf.solve(problem(), tolerance=1e-5, solver="fista")
     assert solution.status is cf.Status.CONVERGED
     assert str(solution.status) == "the relative duality gap is below the tolerance"
     assert solution.objective == solution.certificate.primal
@@ -58,7 +58,7 @@ def test_two_solves_are_identical():
 
 
 def test_naming_the_solver_changes_nothing():
-    assert_same(cf.solve(problem()), cf.solve(problem(), solver="fista"))
+    assert_same(cf.solve(problem()), cf.solve(problem(), solver="working_set"))
 
 
 @pytest.mark.parametrize("case", HEADS.values(), ids=HEADS.keys())
@@ -135,7 +135,8 @@ def test_the_callback_sees_the_history_and_certified_points():
 def test_a_callback_that_returns_true_stops_the_solve():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        solution = cf.solve(problem(), tolerance=1e-9, callback=lambda record, _: record.iteration == 20)
+        stop = {"callback": lambda record, _: record.iteration == 20}
+        solution = cf.solve(problem(), tolerance=1e-9, solver="fista", **stop)
     assert solution.status is cf.Status.INTERRUPTED
     assert solution.n_iter == 20
     assert solution.history[-1].iteration == 20
@@ -163,7 +164,7 @@ def interrupt_at(iteration):
 def test_ctrl_c_returns_the_best_point_so_far_certified(iteration):
     built = problem()
     with pytest.warns(ConvergenceWarning, match="interrupted") as caught:
-        solution = cf.solve(built, tolerance=1e-9, callback=interrupt_at(iteration))
+        solution = cf.solve(built, tolerance=1e-9, solver="fista", callback=interrupt_at(iteration))
     assert caught[0].filename == __file__
     optimum = cf.solve(built, tolerance=1e-8).objective
     assert solution.status is cf.Status.INTERRUPTED
@@ -188,7 +189,7 @@ def test_an_error_in_a_callback_is_not_swallowed():
 
 def test_max_iter_warns_and_certifies_what_there_is():
     with pytest.warns(ConvergenceWarning, match="max_iter.*7 iterations"):
-        solution = cf.solve(problem(), tolerance=1e-8, max_iter=7)
+        solution = cf.solve(problem(), tolerance=1e-8, max_iter=7, solver="fista")
     assert solution.status is cf.Status.MAX_ITER
     assert solution.n_iter == 7
     assert solution.history[-1].iteration == 7
@@ -247,13 +248,15 @@ def test_every_status_is_a_sentence(status):
 
 def test_a_checkpoint_resumes_an_interrupted_solve(tmp_path):
     path = tmp_path / "deep" / "point.safetensors"
-    first = cf.solve(problem(intercept=True), tolerance=1e-6, callback=interrupt_at(20), checkpoint=path)
+    first = cf.solve(
+        problem(intercept=True), tolerance=1e-6, solver="fista", callback=interrupt_at(20), checkpoint=path
+    )
     assert path.exists()
-    second = cf.solve(problem(intercept=True), tolerance=1e-6, checkpoint=path)
+    second = cf.solve(problem(intercept=True), tolerance=1e-6, solver="fista", checkpoint=path)
     assert second.status is cf.Status.CONVERGED
     assert second.history[0].relative_gap == pytest.approx(first.certificate.relative_gap, rel=1e-6)
     assert second.n_iter > first.n_iter
-    third = cf.solve(problem(intercept=True), tolerance=1.01e-6, checkpoint=path)
+    third = cf.solve(problem(intercept=True), tolerance=1.01e-6, solver="fista", checkpoint=path)
     assert third.n_iter == second.n_iter
     assert torch.equal(third.weights.Z, second.weights.Z)
     assert [file.name for file in path.parent.iterdir()] == ["point.safetensors"]

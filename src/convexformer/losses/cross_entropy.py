@@ -23,6 +23,9 @@ from convexformer.losses.softmax_intercept import (
 )
 from convexformer.rows import LOCAL, Rows
 
+NEARLY_ZERO = 1e-8
+"""Of an inexact intercept: the value is then right to all digits, since its error is quadratic in the slope."""
+
 
 @final
 class CrossEntropy(Loss):
@@ -35,6 +38,7 @@ class CrossEntropy(Loss):
     name = "cross_entropy"
     curvature = 0.5
     class_labels = True
+    nearly_exact_until = softmax_compiled.FEW_CLASSES if softmax_compiled.available else 0
 
     def encode(self, Y: Tensor) -> Tensor:
         """Integer labels ``(R,)`` become one-hot rows; rows of probabilities are checked and kept."""
@@ -50,6 +54,8 @@ class CrossEntropy(Loss):
 
     def value_and_gradient(self, F: Tensor, Y: Tensor) -> tuple[Tensor, Tensor]:
         """Both from the same exponentials."""
+        if (compiled := softmax_compiled.value_and_gradient(F, Y)) is not None:
+            return compiled
         top, where = F.max(1, keepdim=True)
         E = F - top
         linear = (Y * E).sum(1)
@@ -92,11 +98,18 @@ class CrossEntropy(Loss):
 
     def best_intercept(self, F: Tensor, Y: Tensor, w: Tensor, start: Tensor, rows: Rows = LOCAL) -> Tensor:
         """Return the minimiser of mean zero, by Newton's method in ``c`` variables; see :class:`SoftmaxIntercept`."""
-        if not bool(torch.isfinite(rows.total(F.sum()))):
-            return start
         if softmax_compiled.serves(F, rows) and (found := softmax_compiled.best(F, Y, w, start)) is not None:
             return found
+        if not bool(torch.isfinite(rows.total(F.sum()))):
+            return start
         return SoftmaxIntercept(F, Y, w, rows).best(start)
+
+    def inexact_intercept(self, F: Tensor, Y: Tensor, w: Tensor, start: Tensor, rows: Rows = LOCAL) -> Tensor:
+        """A slope of ``NEARLY_ZERO`` of its terms where the search is compiled; else the steps of every loss."""
+        if softmax_compiled.serves(F, rows):
+            nearly = softmax_compiled.best(F, Y, w, start, NEARLY_ZERO)
+            return self.best_intercept(F, Y, w, start, rows) if nearly is None else nearly + start.mean()
+        return super().inexact_intercept(F, Y, w, start, rows)
 
     def balance(self, U: Tensor, Y: Tensor, w: Tensor, rows: Rows = LOCAL) -> Tensor:
         """Mix with a constant predictor: ``(1 - a) u + a (q - p)`` with ``q`` in the simplex.

@@ -1,4 +1,4 @@
-"""Newton's method for the intercept of softmax cross-entropy with few classes, compiled with numba.
+"""Softmax cross-entropy with few classes, its intercept and its gradient, compiled with numba.
 
 The same steps as :class:`~convexformer.losses.softmax_intercept.SoftmaxIntercept` takes with torch, in one pass over the
 samples each: with few classes and samples an evaluation is otherwise a hundred calls of torch for microseconds of work.
@@ -13,12 +13,13 @@ import torch
 from torch import Tensor
 
 from convexformer.jit import available, njit
-from convexformer.rows import Rows
+from convexformer.rows import LOCAL, Rows
 
 FEW_CLASSES = 32  # up to here a plain loop over pairs of classes is as fast as a matrix product
 EPS = float(np.finfo(np.float64).eps)
 LONGEST_STEP = 20.0
 STEPS = 15
+FEW_OUTPUTS = 1 << 15  # up to here the calls of torch cost more than its faster exponential gains
 
 
 def serves(F: Tensor, rows: Rows) -> bool:
@@ -26,12 +27,53 @@ def serves(F: Tensor, rows: Rows) -> bool:
     return available and rows.in_process and F.shape[1] <= FEW_CLASSES and not F.is_cuda and F.dtype == torch.float64
 
 
-def best(F: Tensor, Y: Tensor, w: Tensor, start: Tensor) -> Tensor | None:
-    """Return the best intercept of mean zero; None where plain Newton steps do not find it."""
+def best(F: Tensor, Y: Tensor, w: Tensor, start: Tensor, tolerance: float = 4 * EPS) -> Tensor | None:
+    """Return the best intercept of mean zero; None where plain Newton steps do not find it.
+
+    ``tolerance`` is that of the slope, relative to its terms: by default rounding.
+    """
     b = (start - start.mean()).numpy().copy()
     # contiguous, so that one version is compiled
-    found = _newton(F.detach().contiguous().numpy(), Y.contiguous().numpy(), w.contiguous().numpy(), b)
+    found = _newton(F.detach().contiguous().numpy(), Y.contiguous().numpy(), w.contiguous().numpy(), b, tolerance)
     return torch.from_numpy(b) if found else None
+
+
+def value_and_gradient(F: Tensor, Y: Tensor) -> tuple[Tensor, Tensor] | None:
+    """Return the losses ``(R,)`` and their gradients ``(R, c)`` at outputs ``F``; None where torch is as fast."""
+    if F.numel() > FEW_OUTPUTS or not serves(F, LOCAL) or Y.dtype != torch.float64:
+        return None
+    values, U = np.empty(len(F)), np.empty(tuple(F.shape))
+    _value_and_gradient(F.detach().contiguous().numpy(), Y.contiguous().numpy(), values, U)
+    return torch.from_numpy(values), torch.from_numpy(U)
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def _value_and_gradient(F: Any, Y: Any, values: Any, U: Any) -> None:
+    """``log sum exp(f) - <p, f>`` from the largest output, and ``softmax(f) - p`` with all its digits at a certain label."""
+    c = F.shape[1]
+    for i in range(F.shape[0]):
+        first, top = 0, F[i, 0]
+        for k in range(1, c):
+            if F[i, k] > top or np.isnan(F[i, k]):
+                first, top = k, F[i, k]
+        others, linear = 0.0, 0.0
+        for k in range(c):
+            e = 1.0 if k == first else np.exp(F[i, k] - top)
+            if k != first:
+                others += e
+            if Y[i, k] != 0.0:
+                linear += Y[i, k] * (F[i, k] - top)
+            U[i, k] = e
+        values[i] = np.log1p(others) - linear
+        label, rest = -1, 0.0
+        for k in range(c):
+            U[i, k] = U[i, k] / (1.0 + others) - Y[i, k]
+            if Y[i, k] == 1.0:
+                label = k
+            else:
+                rest += U[i, k]
+        if label >= 0:
+            U[i, label] = -rest
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
@@ -115,9 +157,11 @@ def _step(gram: Any, G: Any, A: Any, step: Any) -> bool:
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
-def _newton(F: Any, Y: Any, w: Any, b: Any) -> bool:
-    """Take Newton steps from ``b``, in place, until the slope is rounding; False where one does not halve the slope."""
+def _newton(F: Any, Y: Any, w: Any, b: Any, tolerance: float) -> bool:
+    """Take Newton steps from ``b``, in place, until the slope is small; False where one does not halve the slope."""
     c = b.shape[0]
+    if not np.isfinite(F.sum()):
+        return False
     q, G, step, trial = np.empty(c), np.empty(c), np.zeros(c), np.empty(c)
     gram, A = np.empty((c, c)), np.zeros((c, c))
     size = _slope(F, Y, w, b, q, G, gram)
@@ -125,13 +169,13 @@ def _newton(F: Any, Y: Any, w: Any, b: Any) -> bool:
     for _ in range(STEPS):
         if not np.isfinite(worst):
             return False
-        if worst <= 4 * EPS * size:
+        if worst <= tolerance * size:
             return True
         if not _step(gram, G, A, step):
             return False
-        # by self-concordance the next slope is at most <step, H step>: where that is rounding none need be computed
+        # by self-concordance the next slope is at most <step, H step>: where that is small none need be computed
         predicted = -np.dot(G, step)
-        if np.abs(step).max() < 0.1 and predicted <= 4 * EPS * size:
+        if np.abs(step).max() < 0.1 and predicted <= tolerance * size:
             b += step
             return True
         length, taken = 1.0, False

@@ -22,7 +22,6 @@ device  penalty               operator  condition                        solver
 any     norms and ridges      features  no prox, or more weights of one  block_newton
                                         output than rows, and not tiny
 CPU     nuclear norm          bilinear  weights > few_weights            staircase
-any     no nuclear norm       any       rows x weights <= few_products   fista
 CPU     priced (solvers.cost) any       least predicted seconds          fista, staircase or working_set
 GPU     nuclear norm          bilinear  weights > few_weights            staircase
 GPU     nuclear norm          any       short side of Z > short_side     staircase
@@ -45,7 +44,7 @@ class AutoOptions:
     """FISTA is taken where its predicted seconds are below this fraction of those of working sets: conditioning, which
     prices see but roughly, slows it most (benchmarks/real/run.py and P2 of benchmarks/tokens/run.py)."""
     few_products: int = 1 << 14
-    """Rows times weights up to which FISTA is done before block descent is compiled; not for nuclear norms."""
+    """Rows times weights up to which FISTA beats Newton's method on blocks of features."""
     short_side: int = 16
     """Short side of ``Z`` up to which singular-value thresholding on a GPU is cheaper (benchmarks/gpu_heads.py)."""
     dense_entries: int = 1 << 26
@@ -69,8 +68,6 @@ def select(objective: Objective, options: AutoOptions = AutoOptions()) -> str:  
         pays = objective.like.is_cuda and min(shape[-2:]) > options.short_side
     if "staircase" in serving and pays:
         return "staircase"
-    if "staircase" not in serving and "fista" in serving and tiny:
-        return "fista"
     predicted = _predicted(objective)
     priced = {name: predicted[name] for name in serving if name in predicted}
     if priced:

@@ -112,7 +112,8 @@ def _advance(objective: Objective, options: FistaOptions, at: _State, *, sync_fr
     penalty, beta = objective.penalty, objective.beta
     assert isinstance(penalty, Proximal)
     Z, F, W, FW, t, L, b = at
-    inexact = sync_free or objective.n_outputs > options.many_outputs
+    few = objective.n_outputs <= objective.loss.nearly_exact_until
+    inexact = sync_free or few or objective.n_outputs > options.many_outputs
     at_W = objective.evaluate(FW, b, inexact_intercept=inexact)
     G = objective.adjoint(at_W.V)
     while True:

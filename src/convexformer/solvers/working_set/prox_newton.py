@@ -22,8 +22,8 @@ from convexformer.solvers.working_set.token_sweep import token_sweep
 class ProxNewtonDescent(BlockDescent):
     """Any loss with curvature: the state is the outputs, and a sweep goes over the quadratic model of the loss there.
 
-    This is a proximal Newton method whose model is refreshed at every sweep; a sweep that does not lower the objective
-    is shortened.
+    This is a proximal Newton method whose model is refreshed every ``sweeps_of_model`` sweeps; a step that does not lower
+    the objective is shortened.
     """
 
     def __init__(self, objective: Objective, Z: Tensor, at: Evaluation, options: WorkingSetOptions) -> None:
@@ -54,7 +54,10 @@ class ProxNewtonDescent(BlockDescent):
         self.own = self.H * (1 - self.H) if self.softmax_hessian else self.H  # (c, N) the diagonal
 
     def _evaluate(self, S: np.ndarray, intercept: Tensor | None) -> Evaluation:
-        return self.objective.evaluate(torch.from_numpy((S / self.divisor).T.copy()), intercept)
+        outputs = torch.from_numpy((S / self.divisor).T.copy())
+        few = self.objective.n_outputs <= self.objective.loss.nearly_exact_until
+        nearly = few and self.gap > self.options.exact_from
+        return self.objective.evaluate(outputs, intercept, inexact_intercept=nearly)
 
     def _loss(self, S: np.ndarray) -> float:
         """The loss at the last intercept: an upper bound on that at the best one, which is slow to find far away."""
@@ -94,18 +97,19 @@ class ProxNewtonDescent(BlockDescent):
         self.Z[groups] = start
 
     def _model_sweep(self, groups: np.ndarray) -> None:
-        """Go once through the groups in the quadratic model: all outputs of a slice at once where there are several."""
+        """Go through the groups in the quadratic model: all outputs of a slice at once where there are several."""
         at = self.store
         largest = self.objective.loss.curvature
         model: tuple[Any, ...] = (self.R.copy(), self.H, self.own, self.softmax_hessian, self.scales, largest, self.D)
         weights: tuple[Any, ...] = (self.beta, self.Z, self.gradient_correction)
         cuts = np.flatnonzero(np.diff(at.slice[groups])) + 1
         several = len(groups) >= self.options.columns_at_once * (len(cuts) + 1)
-        if several and self.gap > self.options.single_until:  # products in float32
-            starts = np.concatenate([[0], cuts, [len(groups)]])
-            token_sweep(groups, starts, at.index, at.data, at.gates, at.gated, at.spectra, *weights, *model)
-        else:
-            compiled.prox_newton_sweep(groups, at.index, at.data, at.spectra, *weights, *model)
+        starts = np.concatenate([[0], cuts, [len(groups)]])
+        for _ in range(self.options.sweeps_of_model):
+            if several and self.gap > self.options.single_until:  # products in float32
+                token_sweep(groups, starts, at.index, at.data, at.gates, at.gated, at.spectra, *weights, *model)
+            else:
+                compiled.prox_newton_sweep(groups, at.index, at.data, at.spectra, *weights, *model)
 
     def _dual(self, limit: float) -> float:
         return dual_value(self.objective, self.at, limit)[0]
