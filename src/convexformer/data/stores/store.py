@@ -168,9 +168,8 @@ class TokenStore:
         out = torch.empty((len(rows), *self.shape[1:]), dtype=dtype)
         for number in np.unique(numbers):
             where = np.flatnonzero(numbers == number)
-            out[torch.from_numpy(where)] = self._shard(number)[0][
-                torch.from_numpy(rows[where] - self._first(number))
-            ].to(dtype)
+            own = self._shard(number)[0][torch.from_numpy(rows[where] - self._first(number))]
+            out[torch.from_numpy(where)] = own.to(dtype)
         return out
 
     def check_finite(self, X: Tensor, rows: np.ndarray) -> None:
@@ -226,3 +225,4 @@ class TokenStore:
     def __repr__(self) -> str:
         source = f", from {self.backbone.model}" if self.backbone.model else ""
         return f"TokenStore({str(self.folder)!r}, shape={self.shape}, {self.index.dtype}{source})"
+

@@ -17,7 +17,7 @@ from convexformer.data.stores.index import StoreError
 from convexformer.data.stores.store import TokenStore
 from convexformer.data.tokens import TokenDataset, constant_as_one, pick_device, pick_dtype, sample_places
 
-BATCH = 1 << 22  # numbers of a batch: 32 MiB in float64
+BATCH = 1 << 20  # numbers of a batch: 8 MiB in float64; larger ones cost page faults (benchmarks/store.py)
 AHEAD = 2  # batches that are read while another one is at work
 
 
@@ -226,10 +226,12 @@ class TokenStream:
         mask = None if self.mask is None else self.mask[part]
         if self.n_tokens > X.shape[1]:
             X = torch.nn.functional.pad(X, (0, 0, 0, self.n_tokens - X.shape[1]))
-        tokens = TokenDataset(X.to(self.device), mask)
+        X = X.to(self.device)
         for mean, scale in self.scaling:
-            tokens = tokens.standardized(mean.to(tokens.X), scale.to(tokens.X))
-        return tokens
+            X.sub_(mean.to(X)).div_(scale.to(X))  # in place: this copy is nobody else's
+        if mask is not None and self.scaling:
+            X *= mask[..., None]
+        return TokenDataset(X, mask)
 
     def _prefetched(self, parts: list[slice]) -> Iterator[TokenDataset]:
         """Read ahead on a thread; an error there is raised here, and leaving early stops the thread."""
