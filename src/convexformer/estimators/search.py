@@ -91,8 +91,8 @@ class CrossValidated(TokenEstimator):
         max_iter: int | None = None,
         max_time: float | None = None,
         solver: str = "auto",
-        fold_tolerance: float = 1e-2,
-        patience: int | None = 4,
+        fold_tolerance: float = 3e-2,
+        patience: int | None = 3,
         total_time: float | None = None,
     ) -> None:
         super().__init__(
