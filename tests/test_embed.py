@@ -169,6 +169,7 @@ def test_special_pieces_are_dropped_or_marked(tmp_path, bert):
 def test_long_texts_are_cut(tmp_path, bert):
     store = cf.embed(["cat " * 50, "dog"], bert, tmp_path / "s", max_length=8)
     assert store.shape[1] == 8
+    assert cf.embed(["a cat", "dog"], bert, tmp_path / "p", max_length=8, pad=True).shape[1] == 8
 
 
 def test_layers_side_by_side(tmp_path, bert):

@@ -32,6 +32,7 @@ def embed(
     combine: str = "concatenate",
     class_token: str = "keep",
     max_length: int = 256,
+    pad: bool = False,
     batch_size: int = 32,
     device: torch.device | str = "auto",
     precision: str = "float32",
@@ -66,6 +67,9 @@ def embed(
         1 there and 0 elsewhere. Register tokens of vision models are always dropped.
     max_length : int
         The longest text, in tokens; the rest is cut off.
+    pad : bool
+        Whether every text has ``max_length`` places, the further ones masked; by default as many as the longest text. Stores
+        of training and test texts then fit heads that tell positions apart.
     precision, dtype : str
         Precision of the model (float32, or mixed: bfloat16, float16), and of the store (also float64).
     """
@@ -76,7 +80,7 @@ def embed(
     options = Options(read_layers(layers), combine, class_token, max_length, pick_device(device), precision)
     encoder = load_encoder(str(model), found, options)
     if isinstance(encoder, TextEncoder):
-        encoder.prepare(found.items)
+        encoder.prepare(found.items, pad=pad)
     probe = encoder.encode(found.items[:1])
     arrays = probe.arrays(options)
     if shard_samples is None:

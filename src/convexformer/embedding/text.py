@@ -45,8 +45,8 @@ class TextEncoder(Encoder):
         """The vocabulary; what it is called does not matter."""
         return {"vocabulary": len(self.tokenizer), "length": self.length}
 
-    def prepare(self, texts: Sequence[str]) -> None:
-        """Find how many pieces the longest text has: every sample of the store has as many places."""
+    def prepare(self, texts: Sequence[str], *, pad: bool = False) -> None:
+        """Find how many pieces the longest text has: every sample of the store has as many places, or ``max_length``."""
         self.length = 0
         for i in range(0, len(texts), 1024):
             kept = [self._kept(ids, special) for ids, special in self.tokenized(texts[i : i + 1024])]
@@ -57,6 +57,8 @@ class TextEncoder(Encoder):
                     "the class token."
                 )
             self.length = max(self.length, *map(len, kept))
+        if pad:
+            self.length = self.options.max_length
 
     def pieces(self, items: Sequence[str]) -> list[list[str]]:
         """The pieces of the tokenizer that tokens belong to."""

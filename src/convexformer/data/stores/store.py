@@ -225,4 +225,3 @@ class TokenStore:
     def __repr__(self) -> str:
         source = f", from {self.backbone.model}" if self.backbone.model else ""
         return f"TokenStore({str(self.folder)!r}, shape={self.shape}, {self.index.dtype}{source})"
-

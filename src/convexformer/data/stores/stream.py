@@ -111,7 +111,7 @@ class TokenStream:
         if length < s or (length > s and self.store.mask is None):
             raise ValueError(
                 f"{self.store.folder} has {s} tokens per sample and the model was fitted with {length}, which its head "
-                "requires. Embed both with the same --max-length or image size."
+                "requires. Embed texts with --pad and one --max-length for all, images at one size."
             )
         return self if length == self.n_tokens else self._twin(length=length)
 
