@@ -19,8 +19,25 @@ def test_the_examples_of_a_page_run_one_after_the_other(page, capsys):
     assert "solver='auto' takes" in capsys.readouterr().out
 
 
+def test_the_examples_of_the_report_run(tmp_path, monkeypatch):
+    pytest.importorskip(
+        "vl_convert", reason="vl-convert-python, which carries the charts' JavaScript, is not installed"
+    )
+    monkeypatch.chdir(tmp_path)
+    (block,) = BLOCK.findall((DOCS / "report.md").read_text())
+    exec(compile(block, "report.md", "exec"), {"__name__": "docs"})
+    assert (tmp_path / "digits.html").stat().st_size > 500_000
+
+
 def test_the_examples_of_which_head_run(capsys):
     names: dict[str, object] = {"__name__": "docs"}
     for number, block in enumerate(BLOCK.findall((DOCS / "which-head.md").read_text())):
         exec(compile(block, f"which-head.md, block {number}", "exec"), names)
     assert "scikit-learn LogisticRegression" in capsys.readouterr().out
+
+
+def test_the_recipe_for_a_model_in_hand_runs(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (block,) = BLOCK.findall((DOCS / "embedding.md").read_text())
+    exec(compile(block, "embedding.md", "exec"), {"__name__": "docs"})
+    assert "shape=(1797, 16, 12), float16" in capsys.readouterr().out

@@ -10,8 +10,10 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 from cases import MAIN_GOAL, RATIOS, Case, Suite
@@ -133,39 +135,59 @@ def race(
     peers: Iterable[str] = PEERS,
     two_threads: bool = True,
     paths: str = "all",
+    jobs: int = 1,
     say: Say = print,
 ) -> Iterable[Entry]:
-    """Run the cases in turn and yield what was measured.
+    """Run the cases in turn, ``jobs`` of them side by side, and yield what was measured.
 
     ``solvers`` restricts ours (``"auto"`` is one of them); ``paths``: ``"all"`` solvers walk one, ``"auto"`` or ``"none"``.
     """
-    worker, second = Worker(1, suite.warm), Worker(2, suite.warm)
-    for case in suite.cases:
+    idle: SimpleQueue[tuple[Worker, Worker]] = SimpleQueue()
+    for _ in range(jobs):
+        idle.put((Worker(1, suite.warm), Worker(2, suite.warm)))
+
+    def measured(case: Case) -> Entry:
+        worker, second = idle.get()
+        lines: list[str] = []
+        tell = say if jobs == 1 else lines.append  # cases side by side are told of one after the other
         entry = Entry(case, worker.hold(case, suite.limit))
-        say(f"{case.name}: {_facts(entry.facts)}")
+        tell(f"{case.name}: {_facts(entry.facts)}")
         if "solvers" in entry.facts:
             ours = [name for name in ("auto", *entry.facts["solvers"]) if solvers is None or name in solvers]
-            _cold(entry, worker, suite, ours, say)
-            _peers(entry, worker, suite, [name for name in peers if name != LBFGS or entry.facts["factored"]], say)
+            _cold(entry, worker, suite, ours, tell)
+            _peers(entry, worker, suite, [name for name in peers if name != LBFGS or entry.facts["factored"]], tell)
             for name in ours if paths == "all" else [name for name in ours if name == paths]:
                 entry.paths.append({"tool": name, **_path(worker, name, suite)})
-                say(f"  path, {name}: {_path_line(entry.paths[-1])}")
+                tell(f"  path, {name}: {_path_line(entry.paths[-1])}")
             if two_threads and "auto" in ours:
                 second.hold(case, suite.limit)
                 for ratio in suite.ratios:
                     entry.cold.append(_solve(second, "auto", ratio, (MAIN_GOAL,), suite.limit))
-        yield entry
-    worker.close()
-    second.close()
+        if lines:
+            say("\n".join(lines))
+        idle.put((worker, second))
+        return entry
+
+    with ThreadPoolExecutor(jobs) as pool:
+        yield from pool.map(measured, suite.cases)
+    for _ in range(jobs):
+        for worker in idle.get():
+            worker.close()
 
 
-def probe(suite: Suite, say: Say = print) -> list[dict[str, Any]]:
+def probe(suite: Suite, jobs: int = 1, say: Say = print) -> list[dict[str, Any]]:
     """Whole searches for beta, ours and scikit-learn's, on the suite's probe sets."""
-    rows = []
-    for spec, samples in suite.probes:
+
+    def searched(spec: str, samples: int | None) -> dict[str, Any]:
         worker = Worker(1)
         found = worker.ask(suite.probe_limit, probes=spec, samples=samples)
         worker.close()
+        return found
+
+    rows = []
+    with ThreadPoolExecutor(jobs) as pool:
+        answers = list(pool.map(lambda own: searched(*own), suite.probes))
+    for (spec, _), found in zip(suite.probes, answers, strict=True):
         rows.append({"spec": spec, **found})
         for row in found.get("rows", []):
             say(f"  {spec}: {row['tool']}: {row['seconds']:.2f} s, accuracy {row['accuracy']:.3f}")

@@ -34,6 +34,7 @@ def main(words: list[str] | None = None) -> int:
     parser.add_argument("--only", default="", help="names of heads, losses, solvers, peers or token sets, by comma")
     parser.add_argument("--limit", type=float, help="seconds a fit may take; default: the suite's")
     parser.add_argument("--ratios", type=float, nargs="+", help="beta / beta_max; default: the suite's")
+    parser.add_argument("--jobs", type=int, default=1, help="cases side by side, for a machine with many cores")
     parser.add_argument("--no-probes", action="store_true", help="leave out the searches with scikit-learn")
     parser.add_argument("--no-paths", action="store_true", help="leave out the warm paths")
     parser.add_argument(
@@ -60,16 +61,29 @@ def main(words: list[str] | None = None) -> int:
         parser.error(str(error))
     suite = replace(suite, cases=cases)
     a.output.mkdir(parents=True, exist_ok=True)
-    out: dict = {"suite": a.suite, "machine": report.machine(), "limit": suite.limit, "entries": [], "probes": []}
+    out: dict = {
+        "suite": a.suite,
+        "machine": report.machine(),
+        "limit": suite.limit,
+        "jobs": a.jobs,
+        "entries": [],
+        "probes": [],
+    }
     thorough = a.suite in ("default", "full")
     say = lambda line: print(line, flush=True)  # noqa: E731
     for entry in race(
-        suite, solvers=solvers, peers=peers, two_threads=thorough, paths=_paths(a.no_paths, thorough), say=say
+        suite,
+        solvers=solvers,
+        peers=peers,
+        two_threads=thorough,
+        paths=_paths(a.no_paths, thorough),
+        jobs=a.jobs,
+        say=say,
     ):
         out["entries"].append(entry.as_json())
         write(out, a.output)  # a run that is interrupted leaves what it has
     if not a.no_probes and not a.only:
-        out["probes"] = probe(suite, say)
+        out["probes"] = probe(suite, a.jobs, say)
     write(out, a.output)
     text = report.text(out)
     print(f"\n{text}\n\nwritten: {a.output}/real.json, real.md, real.png")

@@ -7,11 +7,9 @@ certified. ``--json`` prints strict JSON: infinity and NaN are the strings "inf"
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
-import numpy as np
 import typer
 from rich.console import Console
 from rich.table import Table
@@ -19,6 +17,7 @@ from sklearn.exceptions import ConvergenceWarning
 
 from convexformer import __version__
 from convexformer.cli.embed import embed
+from convexformer.cli.fitting import estimator_type, fit_estimator, load_estimator, status, train_score
 from convexformer.cli.options import (
     ActivationOption,
     DecayOption,
@@ -49,15 +48,9 @@ from convexformer.cli.output import Exit, certificate_rows, out, print_json, sho
 from convexformer.data.files import write_json
 from convexformer.estimators import (
     TokenClassifier,
-    TokenClassifierCV,
-    TokenEstimator,
-    TokenRegressor,
-    TokenRegressorCV,
 )
-from convexformer.estimators.search import CrossValidated
-from convexformer.io import load, save
+from convexformer.io import save
 from convexformer.path import beta_ratios, follow, total_clock
-from convexformer.solvers.status import Status
 
 app = typer.Typer(
     name="convexformer",
@@ -175,7 +168,7 @@ def fit(
         data = FileData.read(tokens, targets, x, y, mask, weight)
         search = head == "auto" and beta is None and beta_ratio is None
         betas = {} if search else {"beta": beta, "beta_ratio": 0.1 if beta_ratio is None else beta_ratio}
-        estimator = _estimator_type(task, data.y, search)(
+        estimator = estimator_type(task, data.y, search)(
             head=head,
             activation=activation,
             decay=decay,
@@ -194,9 +187,9 @@ def fit(
         )
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", ConvergenceWarning)  # the exit code and the table say so
-            _fit(estimator, data, checkpoint)
+            fit_estimator(estimator, data, checkpoint)
         save(estimator, output)
-        score = _train_score(estimator, data)
+        score = train_score(estimator, data)
     certified = estimator.certificate_.meets(tolerance)
     solution = estimator.solution_
     show(
@@ -211,7 +204,7 @@ def fit(
             "train_score": score,
             "iterations": solution.n_iter,
             "seconds": round(solution.seconds, 3),
-            "status": _status(solution.status, checkpoint),
+            "status": status(solution.status, checkpoint),
             **certificate_rows(estimator.certificate_, tolerance),
         },
         as_json,
@@ -234,7 +227,7 @@ def predict(
     Example: [bold]convexformer predict model test.npz --output predictions.csv[/]
     """
     with user_errors():
-        estimator = _load_estimator(model)
+        estimator = load_estimator(model)
         data = FileData.read(tokens, None, x, None, mask, None)
         predictions = estimator.predict(data.X, mask=data.mask)
         outputs = estimator.outputs(data.X, data.mask)
@@ -259,7 +252,7 @@ def certify(
     Example: [bold]convexformer certify model train.npz[/]
     """
     with user_errors():
-        estimator = _load_estimator(model)
+        estimator = load_estimator(model)
         data = FileData.read(tokens, targets, x, y, mask, weight)
         proof = estimator.certify(data.X, data.y, sample_weight=data.weight, mask=data.mask)
         goal = estimator.tolerance if tolerance is None else tolerance
@@ -306,7 +299,7 @@ def path(
     with user_errors():
         clock = total_clock(total_time)
         data = FileData.read(tokens, targets, x, y, mask, weight)
-        estimator = _estimator_type(task, data.y)(
+        estimator = estimator_type(task, data.y)(
             head=head,
             activation=activation,
             decay=decay,
@@ -365,59 +358,3 @@ def bench(
             table.add_row(row["tool"], *times, f"{row['gap']:.1e}")
         out.print(table)
     raise typer.Exit(Exit.DONE if result["certified"] else Exit.NOT_CERTIFIED)
-
-
-# ---------------------------------------------------------------------- reading
-
-
-def _estimator_type(task: str, y: np.ndarray, search: bool = False) -> Callable[..., Any]:
-    if task == "auto":
-        task = "regress" if y.dtype.kind == "f" else "classify"
-    if task not in ("classify", "regress"):
-        raise ValueError(f"unknown task {task!r}; expected auto, classify or regress.")
-    if search:
-        return TokenClassifierCV if task == "classify" else TokenRegressorCV
-    return TokenClassifier if task == "classify" else TokenRegressor
-
-
-def _load_estimator(folder: Path) -> TokenEstimator:
-    model = load(folder)
-    if not isinstance(model, TokenEstimator):
-        raise ValueError(f"{folder} holds a {type(model).__name__}; expected a model written by `convexformer fit`.")
-    return model
-
-
-# ---------------------------------------------------------------------- fitting
-
-
-def _fit(estimator: TokenEstimator, data: FileData, checkpoint: Path | None) -> None:
-    """Fit; Ctrl-C ends the fit with the best point so far, if there is one."""
-    if isinstance(estimator, CrossValidated):
-        if checkpoint is not None:
-            raise ValueError(
-                "head auto chooses beta by cross-validation, which has no checkpoints; give --beta-ratio as well."
-            )
-        estimator._choose_and_fit(data.X, data.y, data.weight, data.mask, None)
-        return
-    try:
-        estimator.fit_checkpointed(data.X, data.y, data.weight, data.mask, checkpoint=checkpoint)
-    except KeyboardInterrupt:
-        if not hasattr(estimator, "solution_"):
-            raise
-
-
-def _status(status: Status, checkpoint: Path | None) -> str:
-    """Say how the fit ended; after an interruption, how to continue on the command line."""
-    if status is not Status.INTERRUPTED:
-        return str(status)
-    how = (
-        "the same command resumes from it" if checkpoint else "with --checkpoint the same command would resume from it"
-    )
-    return f"interrupted; this is the best point so far, {how}"
-
-
-def _train_score(estimator: Any, data: FileData) -> float | None:
-    """Return the score on the training data; targets per token have none."""
-    if np.ndim(data.y) > 2:
-        return None
-    return estimator.score(data.X, data.y, sample_weight=data.weight, mask=data.mask)

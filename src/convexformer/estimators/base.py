@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from contextlib import nullcontext
 from os import PathLike
+from pathlib import Path as FilePath
 from typing import Any
 
 import numpy as np
@@ -119,6 +120,12 @@ class TokenEstimator(BaseEstimator, ABC):
         check_is_fitted(self, "solution_")
         tokens = self._read_tokens(X, mask, reset=False)
         return self.solution_.predict(self._standardized(tokens)).cpu().numpy()
+
+    def report(self, path: str | PathLike[str], X_test: Any = None, y_test: Any = None, **options: Any) -> FilePath:
+        """Write one self-contained HTML page about this model; options are those of :func:`convexformer.report.report`."""
+        from convexformer.report import report  # the only step up in the order of imports: a door for the user
+
+        return report(self, path, X_test, y_test, **options)
 
     # ------------------------------------------------------------------ fitting
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, final
 
 import numpy as np
 from sklearn.linear_model import LogisticRegression, Ridge
@@ -16,7 +17,7 @@ from sklearn.utils.multiclass import type_of_target
 from convexformer.data import TokenDataset
 from convexformer.estimators.leaderboard import Entry, Leaderboard
 from convexformer.estimators.search import CrossValidated, TokenClassifierCV, TokenRegressorCV
-from convexformer.features import Flatten, MeanPooling
+from convexformer.features import Flatten, MeanPooling, TokenFeature
 from convexformer.heads.base import Head
 
 STRENGTHS = (1e-4, 1e-3, 1e-2, 1e-1, 1.0)  # C of a logistic regression, 1 / alpha of a ridge, on standardised features
@@ -61,24 +62,43 @@ def compare(
         found: Any = estimator(head=head, cv=folds, n_jobs=n_jobs, random_state=random_state, **options)
         entries.extend(found.fit(tokens, targets).leaderboard_)
     if baselines:
-        probe = LogisticRegression(max_iter=300) if classes else Ridge()
-        name = "logisticregression__C" if classes else "ridge__alpha"
-        values = STRENGTHS if classes else tuple(1 / s for s in STRENGTHS)
-        for reads, feature in BASELINES.items():
-            began = time.perf_counter()
-            features = feature.raw(tokens).cpu().numpy()
-            pipeline = make_pipeline(StandardScaler(), probe)
-            search = GridSearchCV(pipeline, {name: list(values)}, cv=folds, n_jobs=n_jobs).fit(features, targets)
-            at, seconds = search.best_index_, time.perf_counter() - began
-            entries.append(
-                Entry(
-                    name=f"scikit-learn {type(probe).__name__}",
-                    score=float(search.best_score_),
-                    spread=float(search.cv_results_["std_test_score"][at]),
-                    seconds=seconds,
-                    gap=None,
-                    reads=reads,
-                    setting=f"{name.split('__')[1]} {search.best_params_[name]:g}",
-                )
-            )
+        entries.extend(probe.entry for probe in fit_probes(tokens, targets, folds, n_jobs))
     return Leaderboard(entries)
+
+
+@final
+@dataclass(frozen=True)
+class Probe:
+    """A fitted baseline of scikit-learn, what it reads of the tokens, and its row of a leaderboard."""
+
+    search: GridSearchCV
+    feature: TokenFeature
+    entry: Entry
+
+    def score(self, tokens: TokenDataset, targets: np.ndarray) -> float:
+        """Return accuracy or R^2 on other tokens."""
+        return float(self.search.score(self.feature.raw(tokens).cpu().numpy(), targets))
+
+
+def fit_probes(tokens: TokenDataset, targets: np.ndarray, folds: Any, n_jobs: int | None = None) -> Iterator[Probe]:
+    """Fit logistic regressions (ridges, for real targets) on the mean token and on the flattened tokens."""
+    classes = type_of_target(targets) in ("binary", "multiclass")
+    probe = LogisticRegression(max_iter=300) if classes else Ridge()
+    name = "logisticregression__C" if classes else "ridge__alpha"
+    values = STRENGTHS if classes else tuple(1 / s for s in STRENGTHS)
+    for reads, feature in BASELINES.items():
+        began = time.perf_counter()
+        features = feature.raw(tokens).cpu().numpy()
+        pipeline = make_pipeline(StandardScaler(), probe)
+        search = GridSearchCV(pipeline, {name: list(values)}, cv=folds, n_jobs=n_jobs).fit(features, targets)
+        at, seconds = search.best_index_, time.perf_counter() - began
+        entry = Entry(
+            name=f"scikit-learn {type(probe).__name__}",
+            score=float(search.best_score_),
+            spread=float(search.cv_results_["std_test_score"][at]),
+            seconds=seconds,
+            gap=None,
+            reads=reads,
+            setting=f"{name.split('__')[1]} {search.best_params_[name]:g}",
+        )
+        yield Probe(search, feature, entry)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict, dataclass, fields
 from typing import Any, final
 
 
@@ -39,7 +39,29 @@ class Leaderboard:
         """The entries as a pandas frame."""
         import pandas  # type: ignore[import-untyped]
 
-        return pandas.DataFrame([asdict(entry) for entry in self.entries])
+        return pandas.DataFrame(self.records())
+
+    def records(self) -> list[dict[str, Any]]:
+        """Return the entries as plain numbers and text, for a JSON file."""
+        return [asdict(entry) for entry in self.entries]
+
+    @classmethod
+    def of_records(cls, records: Any) -> Leaderboard:
+        """Undo :meth:`records`; raise ValueError for anything else."""
+        kinds: dict[str, Callable[[Any], Any]] = {
+            "gap": lambda value: None if value is None else float(value),
+            "name": str,
+            "reads": str,
+            "setting": str,
+        }
+        names = [field.name for field in fields(Entry)]
+        try:
+            return cls(Entry(**{name: kinds.get(name, float)(record[name]) for name in names}) for record in records)
+        except (KeyError, TypeError, ValueError) as error:
+            raise ValueError(
+                f"these are no records of a leaderboard ({type(error).__name__}: {error}); expected a list of objects with "
+                f"{', '.join(names)}."
+            ) from error
 
     def __iter__(self) -> Iterator[Entry]:
         return iter(self.entries)

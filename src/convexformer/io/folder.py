@@ -55,19 +55,20 @@ def write_folder(folder: Path, config: dict[str, Any], tensors: dict[str, Tensor
 def read_folder(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """Return the configuration and the tensors of a model folder; raise :class:`ModelFileError` for anything else."""
     for attempt in range(1, READ_ATTEMPTS + 1):
-        config = _read_config(folder)
+        config = read_config(folder)
         try:
             return _decoded(folder, config), _read_tensors(folder, config)
         except FileNotFoundError as error:
             # the tensors vanish between the two reads when another process saves to this folder
-            if attempt == READ_ATTEMPTS or _read_config(folder) == config:
+            if attempt == READ_ATTEMPTS or read_config(folder) == config:
                 raise ModelFileError(
                     f"{folder} has no {_tensors_name(folder, config)}; expected a folder written by convexformer.save."
                 ) from error
     raise AssertionError("unreachable")
 
 
-def _read_config(folder: Path) -> dict[str, Any]:
+def read_config(folder: Path) -> dict[str, Any]:
+    """Return ``config.json`` as it is, numbers encoded; raise :class:`ModelFileError` where this version cannot read it."""
     if not folder.is_dir():
         raise ModelFileError(f"{folder} is not a folder; expected one written by convexformer.save.")
     file = folder / CONFIG_NAME
@@ -120,7 +121,7 @@ def _read_tensors(folder: Path, config: dict[str, Any]) -> dict[str, Tensor]:
 def _current_tensors(folder: Path) -> str | None:
     """Return the name of the tensor file of the model that is there; None if the folder holds no model."""
     try:
-        return _tensors_name(folder, _read_config(folder))
+        return _tensors_name(folder, read_config(folder))
     except ModelFileError:
         return None
 

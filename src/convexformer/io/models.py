@@ -17,7 +17,8 @@ from convexformer.io.bodies import (
     encode_solution,
 )
 from convexformer.io.codec import Codec
-from convexformer.io.folder import ModelFileError, read_folder, write_folder
+from convexformer.io.folder import ModelFileError, read_config, read_folder, write_folder
+from convexformer.io.versions import environment
 from convexformer.networks.base import Network
 from convexformer.solution import Solution
 
@@ -45,8 +46,17 @@ def save(model: Solution | Network | TokenEstimator, folder: str | os.PathLike[s
     from convexformer import __version__  # the package is complete only when this module has been imported
 
     target = Path(folder)
-    write_folder(target, {"version": __version__, "kind": kind, "body": body}, codec.tensors)
+    header = {"version": __version__, "environment": environment(), "kind": kind}
+    write_folder(target, {**header, "body": body}, codec.tensors)
     return target
+
+
+def saved_with(folder: str | os.PathLike[str]) -> dict[str, str]:
+    """Return the versions of the software that wrote a model folder; earlier versions noted that of convexformer only."""
+    config = read_config(Path(folder))
+    noted = config.get("environment")
+    known = {str(name): str(value) for name, value in noted.items()} if isinstance(noted, dict) else {}
+    return {"convexformer": str(config.get("version", "")), **known}
 
 
 def load(folder: str | os.PathLike[str]) -> Any:
