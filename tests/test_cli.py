@@ -301,7 +301,7 @@ def test_every_json_output_is_strict(files, tmp_path):
     ids=["TypeError", "KeyError", "ValueError of NumPy", "TypeError of torch", "TypeError inside torch"],
 )
 def test_a_bug_is_not_reported_as_bad_input(files, tmp_path, monkeypatch, bug):
-    monkeypatch.setattr(commands, "_train_score", bug)
+    monkeypatch.setattr(commands, "train_score", bug)
     done = call("fit", files / "train.npz", "-o", tmp_path / "m", "--tolerance", 0.1)
     assert done.exit_code == 1
     assert isinstance(done.exception, (TypeError, KeyError, ValueError))
