@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Protocol, final, runtime_checkable
 import torch
 from torch import Tensor
 
-from convexformer.operators.moments import Moments
+from convexformer.operators.moments import Moments, Turns
 from convexformer.rows import LOCAL, Rows
 
 if TYPE_CHECKING:
@@ -89,6 +89,13 @@ class Operator(ABC):
         """Return second moments of the features, weighted by ``w: (R,)``, for a solver to scale its steps; None if unknown.
 
         ``centred``: about the mean, which an intercept absorbs. They need not be exact.
+        """
+        return None
+
+    def turned(self, rows: Turns, columns: Turns) -> Operator | None:
+        """Return ``A'`` with ``A'(Q^T Z P) = A(Z)`` for orthogonal ``Q`` and ``P``, axis by axis as in :meth:`moments`.
+
+        None where the features cannot be turned once and for all.
         """
         return None
 
