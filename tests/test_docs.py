@@ -19,6 +19,13 @@ def test_the_examples_of_a_page_run_one_after_the_other(page, capsys):
     assert "solver='auto' takes" in capsys.readouterr().out
 
 
+def test_the_example_of_shipping_runs(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for number, block in enumerate(BLOCK.findall((DOCS / "shipping.md").read_text())):
+        exec(compile(block, f"shipping.md, block {number}", "exec"), {"__name__": "docs"})
+    assert (tmp_path / "probe.pt2").exists()
+
+
 def test_the_examples_of_the_report_run(tmp_path, monkeypatch):
     pytest.importorskip(
         "vl_convert", reason="vl-convert-python, which carries the charts' JavaScript, is not installed"
@@ -41,3 +48,8 @@ def test_the_recipe_for_a_model_in_hand_runs(tmp_path, monkeypatch, capsys):
     (block,) = BLOCK.findall((DOCS / "embedding.md").read_text())
     exec(compile(block, "embedding.md", "exec"), {"__name__": "docs"})
     assert "shape=(1797, 16, 12), float16" in capsys.readouterr().out
+
+
+def test_the_example_of_student_teacher_runs():
+    (block,) = BLOCK.findall((DOCS / "student-teacher.md").read_text())
+    exec(compile(block, "student-teacher.md", "exec"), {"__name__": "docs"})

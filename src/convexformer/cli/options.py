@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, final
+from typing import TYPE_CHECKING, Annotated, Any, final
 
-import numpy as np
 import typer
 
-from convexformer.data.files import pick_array, read_arrays
-from convexformer.data.stores import open_store
+if TYPE_CHECKING:
+    import numpy as np
 
-TokensArgument = Annotated[Path, typer.Argument(help="Tokens (N, s, d): npz, npy, safetensors, or a store of embed.")]
-TargetsOption = Annotated[Path | None, typer.Option("--targets", help="A file for the targets, if not in TOKENS.")]
+TokensArgument = Annotated[
+    Path, typer.Argument(help="Tokens (N, s, d) or (N, p): npz, npy, pt, safetensors, or a store of embed.")
+]
+TargetsOption = Annotated[
+    Path | None, typer.Option("--targets", help="A file for the targets, if not in TOKENS; csv and tsv too.")
+]
 XOption = Annotated[str, typer.Option("--x", help="Name of the tokens array.")]
 YOption = Annotated[str, typer.Option("--y", help="Name of the targets array.")]
 MaskOption = Annotated[str | None, typer.Option("--mask", help="Name of the mask array (N, s), 1 = real token.")]
@@ -33,6 +36,7 @@ DeviceOption = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
 SeedOption = Annotated[int, typer.Option(help="Seed of the gates.")]
 StandardizeOption = Annotated[bool, typer.Option(help="Centre and scale each channel.")]
 InterceptOption = Annotated[bool, typer.Option(help="Fit an unpenalised intercept.")]
+ForceOption = Annotated[bool, typer.Option("--force", help="Overwrite what the output holds already.")]
 JsonOption = Annotated[
     bool, typer.Option("--json", help='Print one JSON object instead of tables; infinity is the string "inf".')
 ]
@@ -40,22 +44,40 @@ JsonOption = Annotated[
 
 @final
 class FileData:
-    """Tokens, targets, mask and weights from one or two files."""
+    """Tokens, targets, mask, weights and groups from one or two files."""
 
-    def __init__(self, X: Any, y: Any, mask: np.ndarray | None, weight: np.ndarray | None) -> None:
-        self.X, self.y, self.mask, self.weight = X, y, mask, weight
+    def __init__(
+        self,
+        X: Any,
+        y: Any,
+        mask: np.ndarray | None,
+        weight: np.ndarray | None,
+        groups: np.ndarray | None = None,
+    ) -> None:
+        self.X, self.y, self.mask, self.weight, self.groups = X, y, mask, weight, groups
 
     @classmethod
     def read(
-        cls, tokens: Path, targets: Path | None, x: str, y: str | None, mask: str | None, weight: str | None
+        cls,
+        tokens: Path,
+        targets: Path | None,
+        x: str,
+        y: str | None,
+        mask: str | None,
+        weight: str | None,
+        groups: str | None = None,
     ) -> FileData:
         """Read the arrays of these names, or open a token store; an error says what the files hold."""
+        from convexformer.data.files import pick_array, read_arrays
+
         if tokens.is_dir():
-            return cls._of_store(tokens, targets, x, y, mask, weight)
+            return cls._of_store(tokens, targets, x, y, mask, weight, groups)
+
         arrays = read_arrays(tokens)
+        others = {} if targets is None else read_arrays(targets)
         labels = None
         if y is not None and targets is not None:
-            labels = pick_array(read_arrays(targets), y, "targets", targets)
+            labels = pick_array(others, y, "targets", targets)
         elif y is not None:
             if y not in arrays:
                 raise ValueError(
@@ -64,15 +86,36 @@ class FileData:
                 )
             labels = arrays[y]
         inputs = pick_array(arrays, x, "tokens", tokens)
-        own_mask = None if mask is None else _exact(arrays, mask, "mask", tokens)
-        own_weight = None if weight is None else _exact(arrays, weight, "weights", tokens)
-        return cls(inputs, labels, own_mask, own_weight)
+        both = {**others, **arrays}  # weights and groups may stand beside the targets
+        own = [
+            None if name is None else _exact(both, name, role, tokens)
+            for name, role in ((mask, "mask"), (weight, "weights"), (groups, "groups"))
+        ]
+        return cls(inputs, labels, *own)
+
+    def fingerprint(self) -> str:
+        """Return a hash of tokens, targets, mask and weights, whatever the files and names they came from."""
+        from convexformer.data.fingerprint import fingerprint
+
+        X = getattr(self.X, "fingerprint", self.X)  # a token store has one
+        parts = {"X": X, "y": self.y, "mask": self.mask, "weight": self.weight}
+        return fingerprint({name: values for name, values in parts.items() if values is not None})
 
     @classmethod
     def _of_store(
-        cls, tokens: Path, targets: Path | None, x: str, y: str | None, mask: str | None, weight: str | None
+        cls,
+        tokens: Path,
+        targets: Path | None,
+        x: str,
+        y: str | None,
+        mask: str | None,
+        weight: str | None,
+        groups: str | None,
     ) -> FileData:
         """Open a store, which has its mask and, as a rule, its labels; ``x`` names one of several layers."""
+        from convexformer.data.files import pick_array, read_arrays
+        from convexformer.data.stores import open_store
+
         store = open_store(tokens, None if x == "X" else x)
         arrays = read_arrays(targets) if targets is not None else {}
         labels = None
@@ -84,14 +127,13 @@ class FileData:
                 )
         if mask is not None:
             raise ValueError(f"{tokens} is a token store, which has its own mask; leave out --mask.")
-        if weight is not None and targets is None:
-            raise ValueError(f"{tokens} has no weights; give the file that has them with --targets.")
-        return cls(
-            store,
-            labels,
-            None,
-            None if weight is None or targets is None else _exact(arrays, weight, "weights", targets),
-        )
+        if (weight is not None or groups is not None) and targets is None:
+            raise ValueError(f"{tokens} has no weights or groups; give the file that has them with --targets.")
+        own = [
+            None if name is None else _exact(arrays, name, role, targets or tokens)
+            for name, role in ((weight, "weights"), (groups, "groups"))
+        ]
+        return cls(store, labels, None, *own)
 
 
 def _exact(arrays: dict[str, np.ndarray], name: str, role: str, source: Path) -> np.ndarray:

@@ -18,7 +18,7 @@ from sklearn.utils.validation import check_is_fitted
 
 from convexformer.clock import Clock
 from convexformer.data.stores import Tokens
-from convexformer.estimators.base import TokenEstimator
+from convexformer.estimators.base import TokenEstimator, named_options
 from convexformer.estimators.classifier import TokenClassifier
 from convexformer.estimators.folds import FoldOptions, Share, carried_forward, score_path, uninterrupted
 from convexformer.estimators.leaderboard import Entry, Leaderboard
@@ -66,6 +66,7 @@ class CrossValidated(TokenEstimator):
     and ``beta_ratio_`` besides the attributes of the plain estimator; ``n_iter_`` counts the path of the last fit.
     """
 
+    @named_options
     def __init__(
         self,
         head: str | Head = "attention",

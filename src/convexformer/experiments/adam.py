@@ -6,8 +6,9 @@ import torch
 from torch import Tensor
 
 from convexformer.data import TokenDataset
-from convexformer.networks import AttentionNetwork, train_in_simplex
+from convexformer.networks import train_in_simplex
 from convexformer.networks.base import Network
+from convexformer.networks.simplex import SimplexNetwork
 from convexformer.problem import Problem
 from convexformer.threads import few_threads
 
@@ -19,7 +20,7 @@ def train_adam(
 
     Attention weights are the softmax of free parameters, so every step is a point of the nonconvex problem.
     """
-    if isinstance(network, AttentionNetwork):
+    if isinstance(network, SimplexNetwork):
         network = train_in_simplex(network)
     optimiser = torch.optim.Adam(network.parameters(), lr=learning_rate)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, steps)

@@ -86,11 +86,15 @@ class Head(ABC):
             raise TypeError(f"{type(self).__name__} must define program(), or operator() and penalty().")
         return Program(self.operator(tokens, layout), self.penalty(tokens, layout))
 
+    def streams_for(self, layout: Layout) -> bool:
+        """Tell whether the head streams with outputs of this layout; as a rule it does, or does not, with any."""
+        return self.streams
+
     def program_on(self, tokens: Tokens, layout: Layout) -> Program:
         """Return operator and penalty on training tokens in memory or, batch by batch, on disk."""
         if not isinstance(tokens, TokenStream):
             return self.program(tokens, layout)
-        if not self.streams:
+        if not self.streams_for(layout):
             raise ValueError(
                 f"the {self.name} head needs all tokens in memory, and {tokens!r} is larger than its limit. Raise "
                 "open(store, memory=bytes), take some rows, or choose a head that streams, such as 'mlp'."
@@ -160,6 +164,10 @@ class Head(ABC):
         """``(s,)`` the norm of each token position's weights; None for heads without weights per position."""
         return None
 
+    def attention_map(self, weights: Weights, layout: Layout) -> Tensor | None:
+        """``(s, s)`` how much each output row draws on each token; None for heads whose weights do not tell."""
+        return None
+
 
 HEADS: Registry[Head] = Registry("head")
 
@@ -168,6 +176,10 @@ def resolve_head(head: str | Head) -> Head:
     """Return the head itself, or the one of that name with its defaults."""
     if isinstance(head, Head):
         return head
+    if isinstance(head, type) and issubclass(head, Head):
+        raise TypeError(
+            f"head is a class, {head.__name__}; expected a name or an object from convexformer.heads: {head.__name__}()."
+        )
     if not isinstance(head, str):
         raise TypeError(f"head is a {type(head).__name__}; expected a name or an object from convexformer.heads.")
     if head not in HEADS:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, final, runtime_checkable
 
@@ -43,6 +43,14 @@ class RowGram(Protocol):
 
     def represent(self, alpha: Tensor) -> Tensor:
         """``Z = sum_i phi_i alpha_i^T`` in the operator's weights, for ``alpha: (R, c)``."""
+
+
+@runtime_checkable
+class Separable(Protocol):
+    """An operator each of whose rows depends on one slice ``Z[r]`` alone: as many independent maps as there are slices."""
+
+    def positions(self) -> Iterator[tuple[Operator, Tensor]]:
+        """Yield, for each slice, the map from it to its outputs, and the rows that these are."""
 
 
 class Operator(ABC):
