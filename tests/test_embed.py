@@ -339,12 +339,12 @@ def test_embed_then_fit_then_predict(tmp_path, bert):
     assert proof.exit_code == 0, proof.output
     predicted = run(app, ["predict", model, store, "--output", str(tmp_path / "p.csv")])
     assert predicted.exit_code == 0, predicted.output
-    plain = run(app, ["fit", store, "--head", "self_attention", "--output", model, "--json"])
+    plain = run(app, ["fit", store, "--head", "self_attention", "--output", model, "--json", "--force"])
     assert plain.exit_code == 0, plain.output
-    assert run(app, ["fit", store, "--mask", "m", "--output", model]).exit_code == 2
-    assert run(app, ["fit", store, "--x", "layer_9", "--output", model]).exit_code == 2
+    assert run(app, ["fit", store, "--mask", "m", "--force", "--output", model]).exit_code == 2
+    assert run(app, ["fit", store, "--x", "layer_9", "--force", "--output", model]).exit_code == 2
     cf.embed(texts[:4], bert, tmp_path / "unlabelled")
-    missing = run(app, ["fit", str(tmp_path / "unlabelled"), "--output", model])
+    missing = run(app, ["fit", str(tmp_path / "unlabelled"), "--force", "--output", model])
     assert missing.exit_code == 2
     assert "has no labels" in missing.output
 
