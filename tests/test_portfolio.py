@@ -22,7 +22,7 @@ from convexformer.features.random_features import n_random_features
 from convexformer.gauges import FrobeniusNorm, Ridge, ScaledPenalty
 from convexformer.solvers.block_newton.blocks import Blocks
 from convexformer.testing import check_head, check_penalty
-from convexformer.weights import Representer
+from convexformer.weights import Representer, Weights
 
 F, H = cf.features, cf.heads
 
@@ -474,3 +474,29 @@ def test_a_score_that_is_undefined_is_named(data):
     for head in ("auto", "linear"):
         with pytest.raises(ValueError, match="neg_mean_squared_error"):
             cf.TokenRegressorCV(head, cv=8).fit(X[:8], y[:8].astype(float))
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_a_kernel_that_is_none_is_refused(dtype, data):
+    """Its program is not convex: a certificate would call zero optimal where other weights are far better."""
+    X, y, _ = data
+    for kernel, word in ((lambda U, V: torch.tanh(U @ V.T), "semidefinite"), (lambda U, V: U @ V.T.roll(1, 1), "not")):
+        with pytest.raises(ValueError, match=word):
+            cf.Problem(H.Kernel(F.MeanPooling(), kernel, decay="frobenius"), X, y, beta_ratio=0.1, dtype=dtype)
+    distance = H.Kernel(F.MeanPooling(), lambda U, V: -torch.cdist(U, V), decay="frobenius")  # it is one when centred
+    assert cf.solve(cf.Problem(distance, X, y, beta_ratio=0.1, dtype=dtype), tolerance=1e-3).certificate.meets(1e-3)
+
+
+@pytest.mark.parametrize("decay", ["ridge", "frobenius"])
+def test_rounding_of_a_singular_kernel_is_no_way_below_the_optimum(decay, data):
+    """``alpha^T K alpha`` may be below zero there, at coefficients as large as one over rounding."""
+    X, _, _ = data
+    Y = np.random.default_rng(0).normal(size=(36, 1))
+    problem = cf.Problem(H.Kernel(F.MeanPooling(), decay=decay), X, Y, beta_ratio=0.1)
+    solution = cf.solve(problem, tolerance=1e-4)
+    K = problem.operator.K
+    values, vectors = torch.linalg.eigh(K)
+    best = solution.weights.dense()
+    for value, v in zip(values[:20], vectors.T[:20, :, None], strict=True):
+        wanted = float((v * (torch.from_numpy(Y) - K @ best)).sum()) / float(value)
+        assert cf.certify(Weights(best + wanted * v), problem).primal >= solution.certificate.dual

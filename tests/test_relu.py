@@ -183,7 +183,6 @@ def test_a_bound_of_rivals_covers_the_cells_that_are_none():
     assert gauge._rival_bound([small], 1.0) >= 1 + gauge.options.tolerance
 
 
-
 def test_one_column_is_exact_and_dual_to_its_value():
     rng = np.random.default_rng(5)
     K, z = random_cone(rng, 5, 3), torch.from_numpy(rng.standard_normal((3, 1)))
