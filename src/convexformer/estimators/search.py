@@ -64,6 +64,27 @@ class CrossValidated(TokenEstimator):
 
     After ``fit``: ``leaderboard_``, ``cv_results_``, ``beta_ratios_``, ``best_index_`` (the one selected), ``best_score_``
     and ``beta_ratio_`` besides the attributes of the plain estimator; ``n_iter_`` counts the path of the last fit.
+
+    Parameters
+    ----------
+    n_betas, beta_min_ratio : int, float
+        The grid: so many betas from ``beta_max`` down to this fraction of it, evenly in logarithm.
+    cv : int, splitter or iterable
+        As in scikit-learn.
+    scoring : str or callable, optional
+        Chooses beta; the estimator's own ``score`` by default.
+    selection : {"best", "1se"}
+        The best mean score, or the largest beta within one standard error of it.
+    n_jobs : int, optional
+        Folds at a time.
+    max_iter, max_time : int, float, optional
+        Limits of each beta of each fold, and of the last fit.
+    fold_tolerance : float
+        The relative gap to which folds are solved; only the last fit is certified to ``tolerance``.
+    patience : int, optional
+        A fold ends its path after so many betas without a visibly better score; None walks all of it.
+    total_time : float, optional
+        Seconds of the whole search; each fold has its share.
     """
 
     def __init__(

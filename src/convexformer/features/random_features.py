@@ -17,6 +17,17 @@ class RandomFeatures(TokenFeature):
 
     ``n_features`` of them (an even number); the error of a kernel value is about ``1 / sqrt(n_features)`` (Le, Sarlos and
     Smola 2013).
+
+    Parameters
+    ----------
+    feature : TokenFeature
+        The map whose outputs the kernel compares.
+    width : float
+        Of the Gaussian kernel, in squared units of the normalised map.
+    n_features : int
+        An even number.
+    seed : int
+        Draws the projections.
     """
 
     def __init__(self, feature: TokenFeature | None = None, width: float = 2.0, n_features: int = 8192, seed: int = 0):

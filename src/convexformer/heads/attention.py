@@ -46,6 +46,17 @@ class Attention(Head):
     ``activation="gated_relu"`` multiplies each head by a fixed gate ``1{u1^T X u2 >= 0}``; ``gates`` is their number
     (Gaussian, drawn with ``seed``) or the pair ``(u1: (g, s), u2: (g, d))``. Several heads may share a gate. Weights:
     ``Z: (s, d, c)``, gated ``(g, s, d, c)``.
+
+    Parameters
+    ----------
+    activation : {"linear", "gated_relu"}
+        ``"gated_relu"`` multiplies each head by a fixed gate; the gates are data of the program, not trained.
+    decay : {"l1", "l2"}
+        Weight decay of ``w3``: the squared sum of absolute values, as in the paper, or ordinary weight decay.
+    gates : int or pair of arrays
+        The number of fixed gates, Gaussian, drawn with ``seed``; or the gates themselves as above. Not used when linear.
+    seed : int
+        Draws the gates where ``gates`` is a number.
     """
 
     activation: str = "linear"
