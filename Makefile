@@ -6,11 +6,13 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 PEERS := .venv-peers
 TEST_FLAGS ?= -n 2 -q
 
-.PHONY: help demo test test-slow test-gpu bench bench-quick bench-real lint types format clean
+.PHONY: help demo docs notebooks test test-slow test-gpu bench bench-quick bench-real lint types format clean
 
 help:
 	@echo "make demo       fit certified heads on digits, print a leaderboard, write figures to demo_output/"
-	@echo "make test       lint, types, import order and the test suite (what CI runs)"
+	@echo "make test       lint, types, import order, the documentation and the test suite (what CI runs)"
+	@echo "make docs       build the documentation, strictly, into site/"
+	@echo "make notebooks  run the notebooks of the gallery and draw the heads, for the documentation"
 	@echo "make test-slow  the slow tests as well"
 	@echo "make test-gpu   the tests that need a CUDA device, in the current Python, nothing installed"
 	@echo "make bench      token-sparse attention against adelie, celer, skglm, copt, CVXPY and Adam (about 20 minutes)"
@@ -41,7 +43,14 @@ lint: $(VENV)/.dev
 types: $(VENV)/.dev
 	$(BIN)/mypy
 
-test: lint types
+docs: $(VENV)/.dev
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
+notebooks: $(VENV)/.dev
+	$(BIN)/python docs/run_notebooks.py
+	$(BIN)/python docs/make_head_pictures.py
+
+test: lint types docs
 	$(BIN)/python -m pytest $(TEST_FLAGS)
 
 test-slow: $(VENV)/.dev
@@ -77,4 +86,4 @@ format: $(VENV)/.dev
 	$(BIN)/ruff format .
 
 clean:
-	rm -rf $(VENV) $(PEERS) .pytest_cache .mypy_cache .ruff_cache demo_output
+	rm -rf $(VENV) $(PEERS) .pytest_cache .mypy_cache .ruff_cache demo_output site

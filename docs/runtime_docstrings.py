@@ -1,20 +1,26 @@
-"""Griffe extension: docstrings as Python sees them, for classes whose docstring is completed when they are made.
+"""Griffe extension: docstrings as the site shows them.
 
-The estimators gather their Parameters section from their base classes (``convexformer.estimators.docstrings``), which the
-source alone does not show.
+The estimators gather their Parameters section from their base classes when they are made (``convexformer.estimators.docstrings``),
+which the source alone does not show: their docstrings are taken from the imported classes. References in the style of Sphinx
+become plain code.
 """
 
 import inspect
+import re
 from typing import Any
 
 import griffe
 
+ROLE = re.compile(r":(?:class|func|meth|mod|attr):`~?(?:[\w.]+\.)?(\w+)`")
+
 
 class RuntimeDocstrings(griffe.Extension):
-    """Replaces the docstrings of the estimators by those of the imported classes."""
+    """Completes the docstrings of the estimators, and rewrites references."""
 
-    def on_class_instance(self, *, cls: griffe.Class, **kwargs: Any) -> None:
-        if not cls.path.startswith("convexformer.estimators.") or cls.docstring is None:
+    def on_object(self, *, obj: griffe.Object, **kwargs: Any) -> None:
+        if obj.docstring is None:
             return
-        runtime = griffe.dynamic_import(cls.path)
-        cls.docstring.value = inspect.getdoc(runtime) or cls.docstring.value
+        if obj.is_class and obj.path.startswith("convexformer.estimators."):
+            runtime = griffe.dynamic_import(obj.path)
+            obj.docstring.value = inspect.getdoc(runtime) or obj.docstring.value
+        obj.docstring.value = ROLE.sub(r"``\1``", obj.docstring.value)

@@ -9,7 +9,7 @@ import convexformer as cf
 task = cf.data.modular_division(31)
 recipe = cf.deep.recipe("convex-2")
 model = recipe.model(task, seeds=2)
-run = cf.deep.train(model, task, recipe.training, iterations=600, train_fraction=0.7, target=None, device="cpu")
+run = cf.deep.train(model, task, recipe.training, iterations=150, train_fraction=0.7, target=None, device="cpu")
 print("iterations to 90% train", run.iterations_to(0.9, part="train"), "and test accuracy", run.iterations_to(0.9))
 
 # %%
