@@ -4,9 +4,11 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 PEERS := .venv-peers
+WHEEL := .venv-wheel
+QUICK_TESTS := tests/test_quick.py
 TEST_FLAGS ?= -n 2 -q
 
-.PHONY: help demo docs notebooks test test-slow test-gpu bench bench-quick bench-real lint types format clean
+.PHONY: help demo docs notebooks test test-slow test-gpu wheel wheel-test python-versions bench bench-quick bench-real lint types format clean
 
 help:
 	@echo "make demo       fit certified heads on digits, print a leaderboard, write figures to demo_output/"
@@ -15,6 +17,8 @@ help:
 	@echo "make notebooks  run the notebooks of the gallery and draw the heads, for the documentation"
 	@echo "make test-slow  the slow tests as well"
 	@echo "make test-gpu   the tests that need a CUDA device, in the current Python, nothing installed"
+	@echo "make wheel-test build sdist and wheel, install the wheel afresh, run the quick tests of the sdist on it"
+	@echo "make python-versions  the same wheel and tests on every Python from 3.10 to 3.13 there is (downloads torch for each)"
 	@echo "make bench      token-sparse attention against adelie, celer, skglm, copt, CVXPY and Adam (about 20 minutes)"
 	@echo "make bench-quick  the same on small sizes (about two minutes); tables and figures go to runs/bench*/"
 	@echo "make bench-real DATA='a.npz b.npz'  every head and solver on real tokens, digits and made-up shapes (about half an"
@@ -59,6 +63,28 @@ test-slow: $(VENV)/.dev
 test-gpu:
 	PYTHONPATH=src $(PYTHON) -m pytest -q -m gpu $$(grep -l "mark.gpu" tests/*.py)
 
+wheel: $(VENV)/.dev
+	rm -rf dist && $(BIN)/python -m build --outdir dist . > /dev/null
+
+# a fresh environment with the wheel alone; what it depends on is read from $(VENV), so that torch is not installed twice
+wheel-test: wheel
+	rm -rf $(WHEEL) && $(PYTHON) -m venv $(WHEEL)
+	$(WHEEL)/bin/python -m pip --disable-pip-version-check install --quiet --no-deps dist/*.whl
+	$(BIN)/python -c "import site; print(site.getsitepackages()[0])" \
+		> $$($(WHEEL)/bin/python -c "import site; print(site.getsitepackages()[0])")/dependencies.pth
+	mkdir $(WHEEL)/sdist && tar -xzf dist/*.tar.gz --strip-components 1 -C $(WHEEL)/sdist
+	cd $(WHEEL)/sdist && rm -rf src && CONVEXFORMER_INSTALLED=1 ../bin/python -m pytest -q -p no:cacheprovider $(QUICK_TESTS)
+
+python-versions: wheel
+	for version in 3.10 3.11 3.12 3.13; do \
+		found=$$(command -v python$$version) || { echo "python$$version is not there"; continue; }; \
+		rm -rf $(WHEEL)-$$version && $$found -m venv $(WHEEL)-$$version && \
+		$(WHEEL)-$$version/bin/python -m pip --disable-pip-version-check install --quiet -c constraints.txt dist/*.whl pytest && \
+		mkdir $(WHEEL)-$$version/sdist && tar -xzf dist/*.tar.gz --strip-components 1 -C $(WHEEL)-$$version/sdist && \
+		(cd $(WHEEL)-$$version/sdist && rm -rf src && \
+		CONVEXFORMER_INSTALLED=1 ../bin/python -m pytest -q -p no:cacheprovider tests/test_quick.py) || exit 1; \
+	done
+
 # the peers need an old numpy, so they get an environment of their own; one that cannot be installed is reported in the
 # table and does not stop the others
 $(PEERS)/.done: benchmarks/tokens/peers.txt
@@ -86,4 +112,4 @@ format: $(VENV)/.dev
 	$(BIN)/ruff format .
 
 clean:
-	rm -rf $(VENV) $(PEERS) .pytest_cache .mypy_cache .ruff_cache demo_output site
+	rm -rf $(VENV) $(PEERS) $(WHEEL)* dist .pytest_cache .mypy_cache .ruff_cache demo_output site

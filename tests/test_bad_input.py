@@ -85,7 +85,7 @@ CASES = {
         ["Y contains NaN"],
     ),
     "complex Y": (build(Y=REAL + 1j, loss="squared"), ValueError, ["complex", "real targets"]),
-    "per token, attention": (build(Y=np.zeros((N, S, 2))), ValueError, ["per token", "attention head", "'mlp'"]),
+    "per token, linear": (build("linear", Y=np.zeros((N, S, 2))), ValueError, ["per token", "linear head", "'mlp'"]),
     "per token, other length": (build("mlp", Y=np.zeros((N, 5, 2))), ValueError, ["(6, 5, 2)", "s=3"]),
     "one class": (build(Y=np.zeros(N, dtype=int)), ValueError, ["one class only (0)", "at least two"]),
     "one sign": (build(Y=np.ones(N), loss="logistic"), ValueError, ["one class only (+1)", "both classes"]),

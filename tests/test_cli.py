@@ -40,7 +40,7 @@ def test_fit_predict_certify(files, tmp_path):
     assert done.exit_code == 0, done.output
     report = json.loads(done.stdout)
     assert report["certified"]
-    assert report["relative_gap"] <= 1e-4
+    assert report["relative_gap"] <= 1e-3
     again = call("certify", tmp_path / "model", files / "train.npz", "--mask", "m", "--weight", "w", "--json")
     assert again.exit_code == 0, again.output
     assert json.loads(again.stdout)["objective"] == pytest.approx(report["objective"], rel=1e-12)
@@ -111,7 +111,7 @@ def test_predict_refuses_an_unknown_suffix_and_other_tokens(files, tmp_path):
 
 
 def test_every_command_helps_with_an_example():
-    for command in ("demo", "fit", "predict", "certify", "path", "bench"):
+    for command in ("demo", "fit", "predict", "score", "cv", "certify", "path", "export", "bench"):
         done = call(command, "--help")
         assert done.exit_code == 0
         assert "Example" in done.stdout
@@ -133,7 +133,18 @@ def test_path_writes_its_figure_and_numbers_and_resumes(files, tmp_path):
     again = json.loads(call(*words).stdout)
     assert again["objectives"] == pytest.approx(report["objectives"], rel=1e-6)
     # the last point is what fit finds at that beta
-    fitted = call("fit", *words[1:2], "-o", tmp_path / "m", "--beta", report["betas"][-1], *words[9:13], "--json")
+    fitted = call(
+        "fit",
+        *words[1:2],
+        "-o",
+        tmp_path / "m",
+        "--beta",
+        report["betas"][-1],
+        *words[9:13],
+        "--json",
+        "--tolerance",
+        1e-4,
+    )
     assert json.loads(fitted.stdout)["objective"] == pytest.approx(report["objectives"][-1], rel=2e-4)
     assert call("path", files / "train.npz", "-o", tmp_path, "--n-betas", 0).exit_code == 2
 
@@ -178,7 +189,7 @@ def test_the_report_names_task_and_loss_and_weighs_its_score(files, tmp_path):
     assert (report["task"], report["loss"]) == ("regress", "squared")
     model = cf.load(tmp_path / "m")
     assert report["train_score"] == pytest.approx(model.score(X, y, sample_weight=w))
-    assert "classify" in call(*words, "--y", "labels").stdout
+    assert "classify" in call(*words, "--y", "labels", "--force").stdout
 
 
 @pytest.mark.parametrize("name", ["data[v2]x", "data[bold]"])
@@ -209,7 +220,9 @@ def test_labels_with_commas_and_quotes_come_back_from_csv(files, tmp_path):
         rows = list(csv.reader(file))
     with np.load(tmp_path / "text.npz") as text:
         expected = cf.load(tmp_path / "m").predict(text["X"])
-    assert rows == [["prediction"], *([label] for label in expected)]
+    assert rows[0] == ["prediction", "probability_a,b", 'probability_c"d', "probability_e"]
+    assert [row[0] for row in rows[1:]] == list(expected)
+    assert all(sum(map(float, row[1:])) == pytest.approx(1) for row in rows[1:])
 
 
 def test_ctrl_c_writes_the_best_model_and_the_same_command_goes_on(files, tmp_path, monkeypatch):
@@ -240,7 +253,7 @@ def test_a_path_has_limits_for_each_beta(files, tmp_path):
     done = call(*words)
     assert done.exit_code == 3
     assert max(json.loads(done.stdout)["iterations"]) <= 2
-    assert call(*words, "--max-time", 100).exit_code == 3
+    assert call(*words, "--max-time", 100, "--force").exit_code == 3
 
 
 def test_the_quick_demo_promises_no_seconds():

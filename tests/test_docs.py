@@ -30,6 +30,13 @@ def test_the_examples_of_a_page_run_one_after_the_other(page, capsys):
     assert "solver='auto' takes" in capsys.readouterr().out
 
 
+def test_the_example_of_shipping_runs(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for number, block in enumerate(BLOCK.findall((DOCS / "shipping.md").read_text())):
+        exec(compile(block, f"shipping.md, block {number}", "exec"), {"__name__": "docs"})
+    assert (tmp_path / "probe.pt2").exists()
+
+
 def test_the_examples_of_the_report_run(tmp_path, monkeypatch):
     pytest.importorskip(
         "vl_convert", reason="vl-convert-python, which carries the charts' JavaScript, is not installed"
@@ -113,3 +120,7 @@ def test_every_notebook_runs_and_shows_figures_and_certificates(name):
     done = run_notebooks.run(DOCS / "gallery" / f"{name}.py")
     assert any(output.png.startswith(b"\x89PNG") for _, output in done)
     assert any("relative" in output.html + output.printed for _, output in done)
+
+def test_the_example_of_student_teacher_runs():
+    (block,) = BLOCK.findall((DOCS / "student-teacher.md").read_text())
+    exec(compile(block, "student-teacher.md", "exec"), {"__name__": "docs"})

@@ -22,6 +22,7 @@ from convexformer.gauges import (
     RepresenterRidge,
     Ridge,
     ScaledPenalty,
+    StochasticNorm,
     SumPenalty,
 )
 from convexformer.testing import check_gauge, check_penalty
@@ -57,7 +58,12 @@ def test_sums_of_penalties_keep_the_contract_of_a_penalty(first, second, seed, p
 
 def test_every_penalty_of_the_package_has_a_case():
     concrete = {kind for kind in _below(Penalty) if kind.__module__.startswith("convexformer.gauges")} - {Gauge, Norm}
-    elsewhere = {RepresenterNorm, RepresenterRidge, ScaledPenalty}  # test_portfolio.py
+    elsewhere = {
+        RepresenterNorm,
+        RepresenterRidge,
+        ScaledPenalty,
+        StochasticNorm,
+    }  # test_portfolio.py, test_token_attention.py
     assert {type(gauge) for gauge in GAUGES.values()} | {Ridge, SumPenalty} | elsewhere == concrete
 
 

@@ -1,5 +1,7 @@
 """Limits bind: what may come after max_time is one product with the operator and the last certificate."""
 
+import os
+import subprocess
 import sys
 import warnings
 
@@ -10,6 +12,7 @@ from sklearn.exceptions import ConvergenceWarning
 
 import convexformer as cf
 from convexformer import clock as clock_module
+from convexformer import jit
 from convexformer.solvers import SOLVERS, Limits, auto, minimise
 from convexformer.solvers.base import Solver
 
@@ -194,3 +197,59 @@ def test_solvers_are_an_option_of_the_estimators(data):
             model.fit(*data)
     with pytest.raises(ValueError, match="solver='staircase' works on factors"):
         cf.TokenRegressor(solver="staircase").fit(*data)
+
+
+FRESH = """
+import os, threading
+import numpy as np
+import convexformer as cf
+
+rng = np.random.default_rng(0)
+X, y = rng.normal(size=(60, 4, 3)), np.arange(60) % 3
+problem = cf.Problem("attention", X, y, beta_ratio=0.1, intercept=True)
+solution = cf.solve(problem, max_time=0.05, solver="working_set")
+compiling = [thread.name for thread in threading.enumerate() if thread.name.startswith("compiling")]
+print(solution.status.name, solution.certificate.kind, bool(compiling), flush=True)
+os._exit(0)  # without waiting for the compiler
+"""
+
+
+def test_compilation_on_a_new_machine_does_not_outlast_the_limit(tmp_path):
+    pytest.importorskip("numba")
+    environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)}
+    told = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", FRESH], env=environment, capture_output=True, text=True, check=True
+    )
+    assert told.stdout.split() == ["MAX_TIME", "exact", "True"]
+
+
+def test_a_solve_compiles_everything_before_it_begins():
+    pytest.importorskip("numba")
+    from convexformer.losses import softmax_compiled
+    from convexformer.solvers.working_set import compiled, support, token_sweep
+
+    rng = np.random.default_rng(0)
+    X, y = rng.normal(size=(60, 4, 3)), np.arange(60) % 3
+    for targets, sweeps in (
+        (y, (compiled.prox_newton_sweep, token_sweep.token_sweep)),
+        (X[:, 0, 0], (compiled.sweep,)),
+    ):
+        problem = cf.Problem("attention", X, targets, beta_ratio=0.001, intercept=True)
+        jit.compile_in_time(
+            {**problem.objective.loss.kernels, **cf.solvers.SOLVERS["working_set"].kernels(problem.objective)}
+        )
+        loops = (*sweeps, compiled.gradients, compiled.load, support._apply, support._adjoint, support._turned)
+        loops = (*loops, softmax_compiled._newton, softmax_compiled._value_and_gradient)
+        before = [len(loop.signatures) for loop in loops]
+        assert min(before) >= 1
+        cf.solve(problem, tolerance=1e-7, solver="working_set")
+        assert [len(loop.signatures) for loop in loops] == before
+
+
+def test_beta_max_is_the_same_before_and_after_compilation():
+    rng = np.random.default_rng(0)
+    X, y = rng.normal(size=(60, 4, 3)), np.arange(60) % 3
+    with jit.interpreted():
+        before = cf.Problem("attention", X, y, beta_ratio=0.1, intercept=True).beta_max
+    cf.solve(cf.Problem("attention", X, y, beta_ratio=0.1, intercept=True))
+    assert cf.Problem("attention", X, y, beta_ratio=0.1, intercept=True).beta_max == before

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cases import LOSSES, LossCase, labels, probabilities, real, signs
+from convexformer import jit
 from convexformer.losses import LOSSES as REGISTRY
 from convexformer.losses import (
     CrossEntropy,
@@ -525,6 +526,15 @@ def test_a_class_that_only_one_part_holds_is_no_cause_to_complain(loss):
         loss.check_intercept(Y[:5], w[:5])
 
 
+@pytest.fixture
+def softmax_loops():
+    """Compiled, as a solve has them."""
+    if not jit.available:
+        pytest.skip("numba is not installed")
+    jit.compile_in_time(softmax_compiled.KERNELS)
+
+
+@pytest.mark.usefixtures("softmax_loops")
 @pytest.mark.parametrize("smooth", [False, True], ids=["labels", "probabilities"])
 @pytest.mark.parametrize(("n", "c", "spread"), [(40, 3, 1.0), (200, 10, 5.0), (60, 24, 0.1)])
 def test_the_compiled_intercept_is_that_of_torch(n, c, spread, smooth):
@@ -541,6 +551,7 @@ def test_the_compiled_intercept_is_that_of_torch(n, c, spread, smooth):
     assert float((w @ ((F + found).softmax(1) - Y)).abs().max()) <= 1e-13 * float(w.sum())
 
 
+@pytest.mark.usefixtures("softmax_loops")
 def test_the_compiled_intercept_says_where_it_fails():
     F = torch.tensor([[1e3, 0.0], [0.0, 1e3]], dtype=torch.float64)
     Y = torch.tensor([[0.0, 1.0], [1.0, 0.0]], dtype=torch.float64)
@@ -548,6 +559,7 @@ def test_the_compiled_intercept_says_where_it_fails():
     assert softmax_compiled.best(F, Y, w, torch.tensor([-600.0, 600.0], dtype=torch.float64)) is None
 
 
+@pytest.mark.usefixtures("softmax_loops")
 @pytest.mark.parametrize("smooth", [False, True], ids=["labels", "probabilities"])
 @pytest.mark.parametrize(("n", "c", "spread"), [(40, 2, 1.0), (50, 3, 300.0), (30, 10, 5.0)])
 def test_the_compiled_loss_and_gradient_are_those_of_torch(n, c, spread, smooth, monkeypatch):
@@ -563,6 +575,7 @@ def test_the_compiled_loss_and_gradient_are_those_of_torch(n, c, spread, smooth,
         torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-300)
 
 
+@pytest.mark.usefixtures("softmax_loops")
 def test_an_inexact_intercept_of_few_classes_is_right_to_eight_digits():
     generator = torch.Generator().manual_seed(0)
     F = torch.randn(200, 5, generator=generator, dtype=torch.float64)

@@ -10,12 +10,14 @@ import convexformer as cf
 from convexformer.heads.base import Head
 from convexformer.operators import LowRank
 from convexformer.solvers import SOLVERS
+from convexformer.solvers.staircase import curvature as curvature_module
 from convexformer.solvers.staircase.bursts import point_at
 from convexformer.solvers.staircase.curvature import Curvature
-from convexformer.solvers.staircase.growth import prune
+from convexformer.solvers.staircase.frames import Frame, Frames, Products
+from convexformer.solvers.staircase.growth import normal_pairs, prune
 from convexformer.solvers.staircase.newton import _gradient
 from convexformer.solvers.staircase.options import StaircaseOptions
-from convexformer.solvers.staircase.preconditioner import Frame, Frames, Preconditioner
+from convexformer.solvers.staircase.preconditioner import Preconditioner
 from convexformer.weights import Weights
 
 RNG = np.random.default_rng(0)
@@ -59,29 +61,97 @@ def some_point(problem, terms=5, seed=0):
 
 @pytest.mark.parametrize("loss", ["cross_entropy", "squared", "huber"])
 @pytest.mark.parametrize("name", ["mlp", "gated mlp", "gated fno", "mixer", "self_attention", "gated self_attention"])
-def test_products_are_those_of_the_hessian_with_the_intercept_following(name, loss):
+def test_products_are_the_curvature_along_the_path_of_a_step_with_the_intercept_following(monkeypatch, name, loss):
+    monkeypatch.setattr(curvature_module, "CROSS_SHARE", np.inf)  # cross terms as they are
     weights = 0.5 + np.random.default_rng(1).random(40)
     Y = LABELS if loss == "cross_entropy" else TOKENS[:, 0]
     problem = cf.Problem(HEADS[name], X, Y, beta=0.3, loss=loss, intercept=True, sample_weight=weights)
     objective, point = some_point(problem)
-    x = torch.randn(point.Z.U.numel() + point.Z.V.numel(), dtype=torch.float64, generator=torch.manual_seed(1))
+    curvature = Curvature(objective, point)
+    g = torch.Generator().manual_seed(1)
+    step = [torch.randn(part.shape, dtype=torch.float64, generator=g) for part in (point.Z.U, point.Z.V)]
+    loose = curvature.join(*step)
+    D, E = curvature._stacked(loose)
+    D, _ = curvature._outside(
+        D, E
+    )  # the same coefficients in both spans: other factors of the same step only cost more
+    x = torch.cat([(D + (E @ curvature._unit_V.mT) @ curvature._unit_U).flatten(), E.flatten()])
 
-    def gradient_at(t):
-        cut = point.Z.U.numel()
-        Z = point.Z.with_factors(point.Z.U + t * x[:cut].view_as(point.Z.U), point.Z.V + t * x[cut:].view_as(point.Z.V))
-        return _gradient(objective, point_at(objective, Z, objective.apply(Z), point.evaluation.intercept))
+    def value(t, x=x):
+        Z, crossed = curvature.moved(t * x)
+        assert not crossed
+        outputs = objective.apply(Z)
+        predicted = point.outputs + t * curvature.outputs_along(x) + t * t * curvature.outputs_across(x)
+        assert torch.allclose(outputs, predicted, atol=30 * abs(t) ** 3 * float(outputs.abs().max()) + 1e-9)
+        return float(point_at(objective, Z.balanced(), outputs, point.evaluation.intercept).value)
 
-    difference = (gradient_at(1e-5) - gradient_at(-1e-5)) / 2e-5
-    product, _ = Curvature(objective, point).product(x)
-    assert torch.allclose(product, difference, atol=1e-4 * float(difference.abs().max()))
+    h = 2e-4
+    along = _gradient(objective, point)
+    slope = float(curvature.join(along.U, along.V) @ x)
+    assert (value(h) - value(-h)) / (2 * h) == pytest.approx(slope, rel=1e-3, abs=1e-3)
+    bend = (value(h) + value(-h) - 2 * value(0.0)) / h**2
+    assert float(x @ curvature.product(x)[0]) == pytest.approx(bend, rel=1e-2)
+    bend = (value(h, loose) + value(-h, loose) - 2 * value(0.0)) / h**2
+    assert float(loose @ curvature.product(loose)[0]) >= 0.99 * bend
+
+
+@pytest.mark.parametrize("name", ["mlp", "gated mlp", "attention", "gated attention", "self_attention"])
+def test_turned_operators_are_the_same_map_along_the_principal_axes(name):
+    objective, point = some_point(labels_problem(name))
+    products = Products.of(objective, torch.float64)
+    assert products.turn is not None
+    there = products.enter(point.Z)
+    assert torch.allclose(products.objective.apply(there), point.outputs)
+    assert torch.allclose(products.leave(there).dense(), point.Z.dense())
+    turned = Products.of(products.objective, torch.float64)
+    rows = turned.turn.rows.turns[0]  # the axes are principal now: nothing is left to turn but signs and order
+    assert torch.allclose(rows.abs().amax(-1), torch.ones(()).double(), atol=1e-6)
+
+
+def test_products_touch_the_tokens_in_use_alone():
+    rng = np.random.default_rng(0)
+    problem = cf.Problem(HEADS["attention"], rng.standard_normal((40, 12, 4)), LABELS, beta_ratio=0.1)
+    objective = problem.objective.factored()
+    Z = LowRank(*(0.3 * torch.randn((3, n), dtype=torch.float64) for n in (4, 3)), torch.tensor([2, 2, 7]), (12, 4, 3))
+    Z = Z.balanced()
+    point = point_at(objective, Z, objective.apply(Z), None)
+    curvature = Curvature(objective, point)
+    assert curvature._view.objective.operator.weight_shape == (2, 4, 3)
+    x = curvature.join(Z.U, Z.V)
+    assert torch.allclose(curvature.outputs_along(x), 2 * point.outputs)
+    with_all = Curvature(objective, point)
+    with_all._view = type(curvature._view)(objective, curvature._stack, few=0.0)
+    assert with_all._view.objective is objective
+    assert torch.allclose(with_all.product(x)[0], curvature.product(x)[0])
+
+
+def test_terms_that_a_step_turns_against_themselves_are_left_out():
+    objective, point = some_point(labels_problem("mlp"), terms=3)
+    curvature = Curvature(objective, point)
+    D = torch.zeros_like(point.Z.U)
+    D[-1] = -3 * point.Z.U[-1]  # the singular value would become negative
+    moved, crossed = curvature.moved(curvature.join(D, torch.zeros_like(point.Z.V)))
+    assert crossed
+    assert torch.allclose(moved.dense(), point.Z.select(torch.arange(point.Z.n_terms) < point.Z.n_terms - 1).dense())
+
+
+def test_growth_asks_for_what_newton_steps_cannot_do():
+    objective, point = some_point(labels_problem("gated mlp"), terms=4)
+    M = objective.dual_matrix(point.evaluation.V)
+    sigma, U, V, block = normal_pairs(M, point.Z, 3)
+    for b, own in point.Z.spans():
+        assert float((U[block == b] @ point.Z.U[own].T).abs().max()) < 1e-9
+        assert float((V[block == b] @ point.Z.V[own].T).abs().max()) < 1e-9
+    assert torch.allclose(((M.dense()[block] @ V[:, :, None])[:, :, 0] * U).sum(1), sigma)
 
 
 @pytest.mark.parametrize("name", list(HEADS))
 def test_preconditioners_are_symmetric_and_positive(name):
     objective, point = some_point(labels_problem(name))
-    P = Preconditioner(objective, Curvature(objective, point), probes=2)
+    P = Preconditioner(Frames.of(objective), Curvature(objective, point), probes=2)
     g = torch.Generator().manual_seed(2)
-    x, y = (torch.randn(point.Z.U.numel() + point.Z.V.numel(), generator=g, dtype=torch.float64) for _ in range(2))
+    parts = [torch.randn(part.shape, generator=g, dtype=torch.float64) for part in (point.Z.U, point.Z.V) * 2]
+    x, y = P.curvature.join(*parts[:2]), P.curvature.join(*parts[2:])
     assert float(x @ P(y)) == pytest.approx(float(y @ P(x)), rel=1e-9)
     assert float(x @ P(x)) > 0
 
@@ -100,8 +170,9 @@ def test_axes_turn_there_and_back_and_the_probed_diagonal_is_that_of_the_hessian
     fixed = point_at(free, point.Z, point.outputs, None)
     fixed = type(fixed)(fixed.Z, fixed.outputs, point.evaluation, fixed.value)
     plain = Curvature(free, fixed, cross=0.0)
-    unit = torch.eye(len(probed), dtype=torch.float64)
-    diagonal = torch.stack([plain.product(row)[0][n] for n, row in enumerate(unit)])
+    cut, unit = point.Z.U.numel(), torch.eye(len(probed), dtype=torch.float64)
+    rows = [plain.join(row[:cut].view_as(point.Z.U), row[cut:].view_as(point.Z.V)) for row in unit]
+    diagonal = torch.stack([row @ plain.product(row)[0] for row in rows])
     assert torch.allclose(probed, diagonal, rtol=0.25, atol=0.02 * float(diagonal.max()))
 
 
@@ -211,3 +282,14 @@ def test_warm_starts_at_small_betas_cost_little():
     assert warm.objective == pytest.approx(cold.objective, rel=2e-6)
     again = cf.solve(problem, tolerance=1e-6, solver="staircase", warm_start=Weights(warm.dense()))
     assert again.objective == pytest.approx(cold.objective, rel=2e-6)
+
+
+def test_gates_of_full_rank_at_small_betas_take_few_products():
+    """Blocks of full rank, and terms that come and go: Newton steps must not be cut short by small terms."""
+    tokens, y = cf.data.digits(patch=2)
+    tokens, y = tokens[:225].numpy(), y[:225].numpy()
+    tokens = (tokens - tokens.mean((0, 1))) / tokens.std((0, 1))
+    head = cf.heads.MLP(activation="gated_relu", gates=4)
+    problem = cf.Problem(head, tokens, y, beta_ratio=1e-3, loss="cross_entropy", intercept=True)
+    solution = cf.solve(problem, tolerance=1e-3, solver="staircase", max_iter=1600)
+    assert solution.status is cf.Status.CONVERGED

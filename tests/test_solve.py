@@ -58,7 +58,7 @@ def test_two_solves_are_identical():
 
 
 def test_naming_the_solver_changes_nothing():
-    assert_same(cf.solve(problem()), cf.solve(problem(), solver="working_set"))
+    assert_same(cf.solve(problem()), cf.solve(problem(), solver="fista"))
 
 
 @pytest.mark.parametrize("case", HEADS.values(), ids=HEADS.keys())

@@ -156,6 +156,16 @@ def test_fista_reads_nothing_between_checks(name, device):
 
 
 @pytest.mark.parametrize("device", DEVICES)
+@torch.no_grad()
+def test_fista_reads_nothing_for_attention_with_an_output_per_token(device):
+    problem = make(cf.heads.Attention(stochastic="independent"), device, mask=True, per_token=True)
+    with Strict(device, 30) as watch:
+        fista(problem.objective, Weights(problem.operator.zeros()), watch, sync_free=True)
+    before, after = watch.values(problem)
+    assert after < before
+
+
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("loss", LOSSES)
 @torch.no_grad()
 def test_fista_reads_nothing_for_any_loss(loss, device):

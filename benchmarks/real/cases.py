@@ -188,7 +188,7 @@ def sizes(files: list[str]) -> Suite:
 def smoke(files: list[str]) -> Suite:
     """Seconds, for the tests: the plumbing."""
     cases = _cases("made:tiny", 60, "attention mlp") + [Case(file, "attention", samples=40) for file in files]
-    return Suite(tuple(cases), (0.1,), (1e-2, 1e-3), 1.0, (("made:tiny", 60),), 20.0, warm=False)
+    return Suite(tuple(cases), (0.1,), (1e-2, 1e-3), 20.0, (("made:tiny", 60),), 20.0, warm=False)
 
 
 SUITES = {"smoke": smoke, "sizes": sizes, "quick": quick, "default": default, "full": full}

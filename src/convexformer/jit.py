@@ -1,7 +1,14 @@
-"""numba's compiler where it is installed; else a stand-in, so that modules of compiled loops can be imported."""
+"""numba's compiler where it is installed, and compilation that a time limit can leave.
+
+The first use of a compiled loop on a machine takes seconds, in which nothing can be stopped. So a solve has its loops
+compiled in a thread and waits for that no longer than it has time; plain code serves until they are ready.
+"""
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 try:
@@ -16,4 +23,52 @@ except ImportError:  # pragma: no cover  (callers ask ``available`` first)
 else:
     available = True
 
-__all__ = ["available", "njit"]
+__all__ = ["available", "compile_in_time", "interpreted", "njit", "ready"]
+
+Kernels = Mapping[str, Callable[[], None]]
+"""What compiles, by the name of what it compiles."""
+
+POLL = 0.02  # seconds between two looks at the clock
+
+_threads: dict[str, threading.Thread] = {}
+_ready: set[str] = set()
+_local = threading.local()
+
+
+def ready(name: str) -> bool:
+    """Tell whether the loops of that name are compiled, and wanted (:func:`interpreted`)."""
+    return name in _ready and not getattr(_local, "interpreted", False)
+
+
+@contextmanager
+def interpreted() -> Iterator[None]:
+    """Use no compiled loops here: for numbers that must not depend on what has been compiled before."""
+    before, _local.interpreted = getattr(_local, "interpreted", False), True
+    try:
+        yield
+    finally:
+        _local.interpreted = before
+
+
+def compile_in_time(kernels: Kernels, late: Callable[[], bool] = lambda: False) -> bool:
+    """Compile in threads what is not ready yet; return False where the time is up before that is done.
+
+    A thread that is left goes on, and a process that ends waits for it: what it compiles is kept on disk.
+    """
+    for name, function in kernels.items():
+        if name in _ready or not available:
+            continue
+        thread = _threads.get(name)
+        if thread is None or not thread.is_alive():
+            thread = _threads[name] = threading.Thread(target=_compile, args=(name, function), name=f"compiling {name}")
+            thread.start()
+        while thread.is_alive() and not late():
+            thread.join(POLL)
+        if name not in _ready and late():
+            return False
+    return True
+
+
+def _compile(name: str, function: Callable[[], None]) -> None:
+    function()
+    _ready.add(name)

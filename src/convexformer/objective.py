@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from convexformer.gauges import Penalty
+from convexformer.jit import interpreted
 from convexformer.losses import Loss
 from convexformer.operators import BilinearOperator, FactoredView, LowRank, Operator
 from convexformer.operators.bilinear import frobenius_norm
@@ -177,8 +178,12 @@ class Objective:
         return Evaluation(value, outputs, b, U, (w[:, None] * U).to(dtype))
 
     def zero_evaluation(self) -> Evaluation:
-        """Evaluate the loss at ``Z = 0``, with the best constant outputs where there is an intercept."""
-        return self.evaluate(self.like.new_zeros(self.targets.shape))
+        """Evaluate the loss at ``Z = 0``, with the best constant outputs where there is an intercept.
+
+        By plain code, so that ``beta_max`` and all that is scaled by it is the same whatever has been compiled before.
+        """
+        with interpreted():
+            return self.evaluate(self.like.new_zeros(self.targets.shape))
 
     def outputs(self, weights: Weights) -> Tensor:
         """``A Z + b``, shape ``(R, c)``."""

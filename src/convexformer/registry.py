@@ -22,6 +22,10 @@ class MissingMaskWarning(UserWarning):
     """A model fitted with a mask gets an array without one: padding in it would count as tokens."""
 
 
+class ClassTokenWarning(UserWarning):
+    """A head that mixes tokens by position gets one token more than a square image has patches."""
+
+
 class GridEndWarning(UserWarning):
     """A search chose the smallest beta of its grid: a smaller one may be better."""
 

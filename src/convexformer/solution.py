@@ -123,6 +123,16 @@ class Solution:
         """``(s,)`` the weight of each token position; None for heads without weights per position."""
         return self.head.token_norms(self.weights)
 
+    def attention_map(self) -> Tensor:
+        """``(s, s)`` how much each output row draws on each token, as shares of the penalty; rows sum to one."""
+        found = self.head.attention_map(self.weights, self.layout)
+        if found is None:
+            raise ValueError(
+                f"the {self.head.name} head has no attention map here; heads.Attention with targets per token, (N, s, c), "
+                "has. token_norms() gives the weight of each token of a pooled head."
+            )
+        return found
+
     def _repr_html_(self) -> str:
         sizes = f"s = {self.layout.n_tokens}, d = {self.layout.width}, c = {self.layout.n_outputs}"
         rows = [

@@ -163,8 +163,9 @@ class Weights:
 
     @classmethod
     def of_tensors(cls, tensors: Mapping[str, Tensor], shape: tuple[int, ...]) -> Weights:
-        """Undo :meth:`tensors`; ``shape`` is that of a dense ``Z``."""
+        """Undo :meth:`tensors`; ``shape`` is that of a dense ``Z``, which the tensors must fit."""
         form: Form
+        _check_shape(tensors, shape)
         if "Z" in tensors:
             form = Dense(tensors["Z"])
         elif "rows" in tensors:
@@ -208,3 +209,22 @@ def apply_weights(operator: Operator, Z: Operand) -> Tensor:
     if isinstance(operator, BilinearOperator):
         return operator.apply(Z)
     return operator.apply(Z.dense(math.inf) if isinstance(Z, LowRank) else Z)
+
+
+def _check_shape(tensors: Mapping[str, Tensor], shape: tuple[int, ...]) -> None:
+    """Raise if tensors cannot be those of weights of this shape; nothing of that size is allocated."""
+    if "Z" in tensors:
+        fits = tuple(tensors["Z"].shape) == tuple(shape)
+    elif "rows" in tensors:
+        index = tensors["index"]
+        groups = math.prod(shape) // max(1, shape[-2])
+        fits = tensors["rows"].shape[1] == shape[-2] and (index.numel() == 0 or int(index.max()) < groups)
+    else:
+        U, V, block = tensors["U"], tensors["V"], tensors["block"]
+        n_blocks = math.prod(shape[:-2])
+        fits = (U.shape[1], V.shape[1]) == tuple(shape[-2:]) and (block.numel() == 0 or int(block.max()) < n_blocks)
+    if not fits:
+        sizes = ", ".join(f"{name} {tuple(values.shape)}" for name, values in tensors.items())
+        raise ValueError(
+            f"its weights are said to have the shape {tuple(shape)}, which their tensors ({sizes}) do not fit."
+        )

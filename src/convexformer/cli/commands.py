@@ -1,28 +1,31 @@
 """The commands. Exit codes: 0 done and certified, 2 bad input, 3 not certified to the tolerance, 1 an internal error.
 
-Ctrl-C in ``fit`` and ``path`` writes the best model, or the part of the path, so far; the exit code is 3 unless that is
-certified. ``--json`` prints strict JSON: infinity and NaN are the strings "inf", "-inf" and "nan".
+Ctrl-C ends a command with 130, but ``fit`` and ``path`` write the best model, or the part of the path, so far; the exit code
+is then 3 unless that is certified. ``--json`` prints strict JSON: infinity and NaN are the strings "inf", "-inf" and "nan".
+Nothing heavy is imported before a command runs, so that help need not wait for it.
 """
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
-import numpy as np
 import typer
 from rich.console import Console
-from rich.table import Table
-from sklearn.exceptions import ConvergenceWarning
 
 from convexformer import __version__
+from convexformer.cli.bench import bench
+from convexformer.cli.export import export
+from convexformer.cli.heads import BlocksOption, GridOption, HeadChoice, HeadOptionOption, WindowOption
+from convexformer.cli.interrupt import answered
+from convexformer.cli.models import estimator_type, fit_model, fit_status, keep_existing, load_estimator
 from convexformer.cli.options import (
     ActivationOption,
     DecayOption,
     DeviceOption,
     FileData,
+    ForceOption,
     GatesOption,
     HeadOption,
     InterceptOption,
@@ -39,17 +42,23 @@ from convexformer.cli.options import (
     TaskOption,
     TokensArgument,
     ToleranceOption,
-    TotalTimeOption,
     WeightOption,
     XOption,
     YOption,
 )
-from convexformer.cli.output import Exit, certificate_rows, out, print_json, show, user_errors, write_predictions
-from convexformer.data.files import write_json
-from convexformer.estimators import TokenClassifier, TokenEstimator, TokenRegressor
-from convexformer.io import load, save
-from convexformer.path import beta_ratios, follow, total_clock
-from convexformer.solvers.status import Status
+from convexformer.cli.output import (
+    Exit,
+    certificate_rows,
+    out,
+    print_json,
+    show,
+    user_errors,
+    warn_user,
+    write_predictions,
+)
+from convexformer.cli.path import path
+from convexformer.cli.score import score
+from convexformer.cli.search import cv
 
 app = typer.Typer(
     name="convexformer",
@@ -63,7 +72,8 @@ app = typer.Typer(
 
 def main() -> None:
     """Run the command line."""
-    app()
+    with answered():
+        app()
 
 
 @app.callback(invoke_without_command=True)
@@ -103,6 +113,7 @@ def experiment(
     preset: Annotated[
         str | None, typer.Option(help="tuned, paper, report or all, where an experiment has them.")
     ] = None,
+    data: Annotated[str | None, typer.Option(help="File of activations, for student-teacher.")] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Run an experiment of the papers: figures, summary.md, results.json and the exact config.json.
@@ -117,9 +128,8 @@ def experiment(
     with user_errors():
         entry = experiment_of(name)
         folder = output or Path("runs") / name
-        result = entry.load()(
-            folder, quick=quick, console=Console(stderr=True) if as_json else out, **entry.options(preset)
-        )
+        options = entry.options(preset, data)
+        result = entry.load()(folder, quick=quick, console=Console(stderr=True) if as_json else out, **options)
     if as_json:
         print_json(result)
     raise typer.Exit(Exit.DONE if result["certified"] else Exit.NOT_CERTIFIED)
@@ -139,9 +149,13 @@ def fit(
     activation: ActivationOption = "linear",
     decay: DecayOption = "l1",
     gates: GatesOption = 16,
+    grid: GridOption = None,
+    window: WindowOption = None,
+    blocks: BlocksOption = None,
+    head_option: HeadOptionOption = None,
     beta: Annotated[float | None, typer.Option(help="Penalty, absolute; overrides --beta-ratio.")] = None,
     beta_ratio: Annotated[float, typer.Option(help="Penalty as a fraction of beta_max.")] = 0.1,
-    tolerance: ToleranceOption = 1e-4,
+    tolerance: ToleranceOption = 1e-3,
     loss: LossOption = "auto",
     max_iter: MaxIterOption = None,
     max_time: MaxTimeOption = None,
@@ -151,6 +165,7 @@ def fit(
     intercept: InterceptOption = True,
     device: DeviceOption = "auto",
     seed: SeedOption = 0,
+    force: ForceOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Fit a head to tokens and write the model folder.
@@ -158,12 +173,15 @@ def fit(
     Example: [bold]convexformer fit train.npz --head attention --beta-ratio 0.05 --output model[/]
     """
     with user_errors():
+        from sklearn.exceptions import ConvergenceWarning
+
+        from convexformer.io import save
+
+        keep_existing(output, "config.json", force, resumes=checkpoint is not None and checkpoint.exists())
         data = FileData.read(tokens, targets, x, y, mask, weight)
-        estimator = _estimator_type(task, data.y)(
-            head=head,
-            activation=activation,
-            decay=decay,
-            gates=gates,
+        chosen = HeadChoice(head, activation, decay, gates, grid, window, blocks, head_option)
+        estimator = estimator_type(task, data.y)(
+            **chosen.parameters(seed),
             beta=beta,
             beta_ratio=beta_ratio,
             tolerance=tolerance,
@@ -174,28 +192,28 @@ def fit(
             standardize=standardize,
             fit_intercept=intercept,
             device=device,
-            random_state=seed,
             verbose=int(not as_json and out.is_terminal),
         )
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", ConvergenceWarning)  # the exit code and the table say so
-            _fit(estimator, data, checkpoint)
+            fit_model(estimator, data, checkpoint)
+        estimator.data_fingerprint_ = data.fingerprint()
         save(estimator, output)
-        score = _train_score(estimator, data)
+        train_score = _train_score(estimator, data)
     certified = estimator.certificate_.meets(tolerance)
     solution = estimator.solution_
     show(
         {
             "model": str(output),
-            "task": "classify" if isinstance(estimator, TokenClassifier) else "regress",
+            "task": "classify" if hasattr(estimator, "classes_") else "regress",
             "head": head,
             "loss": solution.loss.name,
             "beta": estimator.beta_,
             "beta_max": estimator.beta_max_,
-            "train_score": score,
+            "train_score": train_score,
             "iterations": solution.n_iter,
             "seconds": round(solution.seconds, 3),
-            "status": _status(solution.status, checkpoint),
+            "status": fit_status(solution.status, checkpoint),
             **certificate_rows(estimator.certificate_, tolerance),
         },
         as_json,
@@ -208,7 +226,10 @@ def fit(
 def predict(
     model: ModelArgument,
     tokens: TokensArgument,
-    output: Annotated[Path, typer.Option("--output", "-o", help="npz (predictions, outputs), npy or csv to write.")],
+    output: Annotated[
+        Path,
+        typer.Option("--output", "-o", help="npz, csv or tsv (labels and probabilities), or npy (labels) to write."),
+    ],
     x: XOption = "X",
     mask: MaskOption = None,
     as_json: JsonOption = False,
@@ -218,11 +239,13 @@ def predict(
     Example: [bold]convexformer predict model test.npz --output predictions.csv[/]
     """
     with user_errors():
-        estimator = _load_estimator(model)
+        estimator: Any = load_estimator(model)
         data = FileData.read(tokens, None, x, None, mask, None)
         predictions = estimator.predict(data.X, mask=data.mask)
-        outputs = estimator.outputs(data.X, data.mask)
-        write_predictions(output, predictions, outputs)
+        found = {"predictions": predictions, "outputs": estimator.outputs(data.X, data.mask)}
+        if hasattr(estimator, "predict_proba"):
+            found.update(probabilities=estimator.predict_proba(data.X, data.mask), classes=estimator.classes_)
+        write_predictions(output, found)
     show({"predictions": str(output), "samples": len(predictions)}, as_json, "predicted")
 
 
@@ -243,156 +266,27 @@ def certify(
     Example: [bold]convexformer certify model train.npz[/]
     """
     with user_errors():
-        estimator = _load_estimator(model)
+        estimator: Any = load_estimator(model)
         data = FileData.read(tokens, targets, x, y, mask, weight)
         proof = estimator.certify(data.X, data.y, sample_weight=data.weight, mask=data.mask)
         goal = estimator.tolerance if tolerance is None else tolerance
-    show({"model": str(model), **certificate_rows(proof, goal)}, as_json, "recomputed")
+        fitted_to = getattr(estimator, "data_fingerprint_", None)
+        same = None if fitted_to is None else data.fingerprint() == fitted_to
+    if same is False:
+        warn_user(
+            "this is not the data of the fit (the fingerprints differ): the certificate says how far the model is from the "
+            "optimum on these tokens, targets, mask and weights, which it was not fitted to."
+        )
+    show({"model": str(model), "data_of_the_fit": same, **certificate_rows(proof, goal)}, as_json, "recomputed")
     raise typer.Exit(Exit.DONE if proof.meets(goal) else Exit.NOT_CERTIFIED)
 
 
-@app.command()
-def path(
-    tokens: TokensArgument,
-    output: Annotated[Path, typer.Option("--output", "-o", help="Folder for path.json and path.png.")],
-    targets: TargetsOption = None,
-    x: XOption = "X",
-    y: YOption = "y",
-    mask: MaskOption = None,
-    weight: WeightOption = None,
-    n_betas: Annotated[int, typer.Option(help="How many betas, from beta_max down, evenly in logarithm.")] = 20,
-    beta_min_ratio: Annotated[float, typer.Option(help="The smallest beta, as a fraction of beta_max.")] = 1e-3,
-    stop_early: Annotated[bool, typer.Option("--stop-early", help="End where the fit is saturated.")] = False,
-    checkpoint: Annotated[Path | None, typer.Option(help="Folder to resume from after an interruption.")] = None,
-    task: TaskOption = "auto",
-    head: HeadOption = "attention",
-    activation: ActivationOption = "linear",
-    decay: DecayOption = "l1",
-    gates: GatesOption = 16,
-    tolerance: ToleranceOption = 1e-4,
-    loss: LossOption = "auto",
-    max_iter: MaxIterOption = None,
-    max_time: MaxTimeOption = None,
-    total_time: TotalTimeOption = None,
-    solver: SolverOption = "auto",
-    standardize: StandardizeOption = True,
-    intercept: InterceptOption = True,
-    device: DeviceOption = "auto",
-    seed: SeedOption = 0,
-    as_json: JsonOption = False,
-) -> None:
-    """Fit a head at a whole range of betas; draw which tokens enter and the certified gap along the way.
-
-    --max-iter and --max-time are for each beta, --total-time is for all of them with what comes before.
-
-    Example: [bold]convexformer path train.npz --n-betas 20 --beta-min-ratio 0.01 --output path[/]
-    """
-    with user_errors():
-        clock = total_clock(total_time)
-        data = FileData.read(tokens, targets, x, y, mask, weight)
-        estimator = _estimator_type(task, data.y)(
-            head=head,
-            activation=activation,
-            decay=decay,
-            gates=gates,
-            loss=loss,
-            device=device,
-            standardize=standardize,
-            fit_intercept=intercept,
-            random_state=seed,
-        )
-        problem = estimator.path_problem(data.X, data.y, data.weight, data.mask)
-        ratios = beta_ratios(n_betas, beta_min_ratio)
-        options: dict[str, Any] = {"tolerance": tolerance, "max_iter": max_iter, "max_time": max_time, "solver": solver}
-        options.update(checkpoint=checkpoint, clock=clock)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", ConvergenceWarning)  # the exit code and the table say so
-            found = follow(problem, ratios, stop_early=stop_early, progress=not as_json and out.is_terminal, **options)
-        output.mkdir(parents=True, exist_ok=True)
-        found.plot().savefig(output / "path.png", dpi=150)
-        write_json(output / "path.json", found.summary())
-    certified = all(solution.certificate.meets(tolerance) for solution in found.solutions)
-    brief = {"betas": len(found), "beta_max": found.beta_max, "stopped": found.stopped or None, "tolerance": tolerance}
-    worst = {"worst_relative_gap": max(found.relative_gaps), "certified": certified}
-    show({"written": str(output), **(found.summary() if as_json else brief), **worst}, as_json, "path")
-    raise typer.Exit(Exit.DONE if certified else Exit.NOT_CERTIFIED)
-
-
-@app.command()
-def bench(
-    samples: Annotated[int, typer.Option(help="N, the number of samples.")] = 1000,
-    n_tokens: Annotated[int, typer.Option(help="s, the tokens of a sample.")] = 49,
-    width: Annotated[int, typer.Option(help="d, the size of a token.")] = 32,
-    beta_ratio: Annotated[float, typer.Option(help="Penalty as a fraction of beta_max.")] = 0.1,
-    steps: Annotated[int, typer.Option(help="Steps of Adam, for each of three rates.")] = 300,
-    as_json: JsonOption = False,
-) -> None:
-    """Time our solvers against Adam on synthetic tokens, on this machine; `make bench` has the other tools.
-
-    Example: [bold]convexformer bench --samples 2000 --n-tokens 196 --width 64[/]
-    """
-    from convexformer.experiments.comparison import compare
-
-    with user_errors():
-        for name, value in {"samples": samples, "n-tokens": n_tokens, "width": width, "steps": steps}.items():
-            if value < 3:
-                raise ValueError(f"--{name} {value} was given; expected at least 3.")
-        result = compare(samples, n_tokens, width, beta_ratio, steps)
-    if as_json:
-        print_json(result)
-    else:
-        table = Table(
-            "tool", *(f"seconds to {goal:.0e}" for goal in result["goals"]), "gap at the end", title=result["problem"]
-        )
-        for row in result["rows"]:
-            times = ("never" if t is None else f"{t:.3g}" for t in row["seconds"])
-            table.add_row(row["tool"], *times, f"{row['gap']:.1e}")
-        out.print(table)
-    raise typer.Exit(Exit.DONE if result["certified"] else Exit.NOT_CERTIFIED)
-
-
-# ---------------------------------------------------------------------- reading
-
-
-def _estimator_type(task: str, y: np.ndarray) -> Callable[..., Any]:
-    if task == "auto":
-        task = "regress" if y.dtype.kind == "f" else "classify"
-    if task not in ("classify", "regress"):
-        raise ValueError(f"unknown task {task!r}; expected auto, classify or regress.")
-    return TokenClassifier if task == "classify" else TokenRegressor
-
-
-def _load_estimator(folder: Path) -> TokenEstimator:
-    model = load(folder)
-    if not isinstance(model, TokenEstimator):
-        raise ValueError(f"{folder} holds a {type(model).__name__}; expected a model written by `convexformer fit`.")
-    return model
-
-
-# ---------------------------------------------------------------------- fitting
-
-
-def _fit(estimator: TokenEstimator, data: FileData, checkpoint: Path | None) -> None:
-    """Fit; Ctrl-C ends the fit with the best point so far, if there is one."""
-    try:
-        estimator.fit_checkpointed(data.X, data.y, data.weight, data.mask, checkpoint=checkpoint)
-    except KeyboardInterrupt:
-        if not hasattr(estimator, "solution_"):
-            raise
-
-
-def _status(status: Status, checkpoint: Path | None) -> str:
-    """Say how the fit ended; after an interruption, how to continue on the command line."""
-    if status is not Status.INTERRUPTED:
-        return str(status)
-    how = (
-        "the same command resumes from it" if checkpoint else "with --checkpoint the same command would resume from it"
-    )
-    return f"interrupted; this is the best point so far, {how}"
+for command in (path, score, cv, export, bench):
+    app.command()(command)
 
 
 def _train_score(estimator: Any, data: FileData) -> float | None:
     """Return the score on the training data; targets per token have none."""
-    if np.ndim(data.y) > 2:
+    if data.y is None or data.y.ndim > 2:
         return None
     return estimator.score(data.X, data.y, sample_weight=data.weight, mask=data.mask)

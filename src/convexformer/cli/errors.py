@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import dis
 import os
+import re
 from pathlib import Path
 from types import ModuleType
-
-import sklearn
-
-import convexformer
 
 RAISE = dis.opmap["RAISE_VARARGS"]  # the opcode of a ``raise`` statement
 
@@ -19,13 +16,18 @@ def is_bad_input(error: BaseException) -> bool:
 
     An OSError is: a file that cannot be read or written. A ValueError or TypeError is when a ``raise`` statement of this
     package or of scikit-learn, which validates tables and labels, made it: those carry a message for the user; so is a
-    ValueError of scikit-learn's conversions. Anything else, such as a TypeError from an operation inside torch, NumPy or
+    ValueError of scikit-learn's conversions; so is an ImportError of this package, which names what to install, and data
+    that does not fit into memory. Anything else, such as a TypeError from an operation inside torch, NumPy or
     this package, is a bug.
     """
-    if isinstance(error, OSError):
+    import sklearn
+
+    import convexformer
+
+    if isinstance(error, OSError) or out_of_memory(error):
         return True
     trace = error.__traceback__
-    if trace is None or not isinstance(error, (ValueError, TypeError)):
+    if trace is None or not isinstance(error, (ValueError, TypeError, ImportError)):
         return False
     while trace.tb_next is not None:  # the innermost frame is where the error arose
         trace = trace.tb_next
@@ -34,6 +36,21 @@ def is_bad_input(error: BaseException) -> bool:
     if _belongs(code.co_filename, sklearn):
         return deliberate or isinstance(error, ValueError)
     return deliberate and _belongs(code.co_filename, convexformer)
+
+
+def out_of_memory(error: BaseException) -> bool:
+    """Tell whether memory ran out: Python's and NumPy's error, or one of torch's."""
+    return isinstance(error, MemoryError) or (
+        isinstance(error, RuntimeError) and re.search("out of memory|can't allocate memory", str(error)) is not None
+    )
+
+
+def explained(error: BaseException) -> str:
+    """Return the message for the user."""
+    if not out_of_memory(error):
+        return str(error)
+    reason = str(error).splitlines()[0] if str(error) else "none left"
+    return f"there is not enough memory ({reason}). Use fewer samples, tokens or gates, or a machine with more of it."
 
 
 def _belongs(file: str, package: ModuleType) -> bool:

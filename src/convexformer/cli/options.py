@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, final
+from typing import TYPE_CHECKING, Annotated, Any, final
 
-import numpy as np
 import typer
 
-from convexformer.data.files import pick_array, read_arrays
+if TYPE_CHECKING:
+    import numpy as np
 
-TokensArgument = Annotated[Path, typer.Argument(help="Tokens: npz, npy or safetensors, an array (N, s, d) or (N, p).")]
-TargetsOption = Annotated[Path | None, typer.Option("--targets", help="A file for the targets, if not in TOKENS.")]
+TokensArgument = Annotated[Path, typer.Argument(help="Tokens (N, s, d) or (N, p): npz, npy, pt or safetensors.")]
+TargetsOption = Annotated[
+    Path | None, typer.Option("--targets", help="A file for the targets, if not in TOKENS; csv and tsv too.")
+]
 XOption = Annotated[str, typer.Option("--x", help="Name of the tokens array.")]
 YOption = Annotated[str, typer.Option("--y", help="Name of the targets array.")]
 MaskOption = Annotated[str | None, typer.Option("--mask", help="Name of the mask array (N, s), 1 = real token.")]
@@ -32,6 +34,7 @@ DeviceOption = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
 SeedOption = Annotated[int, typer.Option(help="Seed of the gates.")]
 StandardizeOption = Annotated[bool, typer.Option(help="Centre and scale each channel.")]
 InterceptOption = Annotated[bool, typer.Option(help="Fit an unpenalised intercept.")]
+ForceOption = Annotated[bool, typer.Option("--force", help="Overwrite what the output holds already.")]
 JsonOption = Annotated[
     bool, typer.Option("--json", help='Print one JSON object instead of tables; infinity is the string "inf".')
 ]
@@ -39,20 +42,37 @@ JsonOption = Annotated[
 
 @final
 class FileData:
-    """Tokens, targets, mask and weights from one or two files."""
+    """Tokens, targets, mask, weights and groups from one or two files."""
 
-    def __init__(self, X: np.ndarray, y: Any, mask: np.ndarray | None, weight: np.ndarray | None) -> None:
-        self.X, self.y, self.mask, self.weight = X, y, mask, weight
+    def __init__(
+        self,
+        X: np.ndarray,
+        y: Any,
+        mask: np.ndarray | None,
+        weight: np.ndarray | None,
+        groups: np.ndarray | None = None,
+    ) -> None:
+        self.X, self.y, self.mask, self.weight, self.groups = X, y, mask, weight, groups
 
     @classmethod
     def read(
-        cls, tokens: Path, targets: Path | None, x: str, y: str | None, mask: str | None, weight: str | None
+        cls,
+        tokens: Path,
+        targets: Path | None,
+        x: str,
+        y: str | None,
+        mask: str | None,
+        weight: str | None,
+        groups: str | None = None,
     ) -> FileData:
         """Read the arrays of these names; an error says what the files hold."""
+        from convexformer.data.files import pick_array, read_arrays
+
         arrays = read_arrays(tokens)
+        others = {} if targets is None else read_arrays(targets)
         labels = None
         if y is not None and targets is not None:
-            labels = pick_array(read_arrays(targets), y, "targets", targets)
+            labels = pick_array(others, y, "targets", targets)
         elif y is not None:
             if y not in arrays:
                 raise ValueError(
@@ -61,9 +81,19 @@ class FileData:
                 )
             labels = arrays[y]
         inputs = pick_array(arrays, x, "tokens", tokens)
-        own_mask = None if mask is None else _exact(arrays, mask, "mask", tokens)
-        own_weight = None if weight is None else _exact(arrays, weight, "weights", tokens)
-        return cls(inputs, labels, own_mask, own_weight)
+        both = {**others, **arrays}  # weights and groups may stand beside the targets
+        own = [
+            None if name is None else _exact(both, name, role, tokens)
+            for name, role in ((mask, "mask"), (weight, "weights"), (groups, "groups"))
+        ]
+        return cls(inputs, labels, *own)
+
+    def fingerprint(self) -> str:
+        """Return a hash of tokens, targets, mask and weights, whatever the files and names they came from."""
+        from convexformer.data.fingerprint import fingerprint
+
+        parts = {"X": self.X, "y": self.y, "mask": self.mask, "weight": self.weight}
+        return fingerprint({name: values for name, values in parts.items() if values is not None})
 
 
 def _exact(arrays: dict[str, np.ndarray], name: str, role: str, source: Path) -> np.ndarray:

@@ -9,17 +9,19 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import IntEnum
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import typer
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from convexformer.certificates import Certificate
-from convexformer.cli.errors import is_bad_input
-from convexformer.data.files import atomic_write, strict_json
+from convexformer.cli.errors import explained, is_bad_input
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from convexformer.certificates import Certificate
 
 out, err = Console(), Console(stderr=True)
 
@@ -30,29 +32,39 @@ class Exit(IntEnum):
     DONE = 0
     BAD_INPUT = 2
     NOT_CERTIFIED = 3
+    INTERRUPTED = 130  # Ctrl-C before there was anything to keep
 
 
 @contextmanager
 def user_errors() -> Iterator[None]:
-    """Report bad input as one line with exit code 2; a bug keeps its traceback."""
+    """Report bad input as one line with exit code 2, Ctrl-C as the code 130; a bug keeps its traceback."""
     try:
         with warnings.catch_warnings():
             warnings.showwarning = _show_warning
             yield
+    except KeyboardInterrupt as error:
+        raise typer.Exit(Exit.INTERRUPTED) from error
     except Exception as error:
         if not is_bad_input(error):
             raise
-        err.print(f"[bold red]error:[/] {escape(str(error))}", highlight=False, soft_wrap=True)
+        err.print(f"[bold red]error:[/] {escape(explained(error))}", highlight=False, soft_wrap=True)
         raise typer.Exit(Exit.BAD_INPUT) from error
 
 
 def _show_warning(message: Warning | str, *where: Any, **more: Any) -> None:
     """Print a warning on one line, like an error, without the line of Python code it comes from."""
-    err.print(f"[yellow]warning:[/] {escape(str(message))}", highlight=False, soft_wrap=True)
+    warn_user(str(message))
+
+
+def warn_user(message: str) -> None:
+    """Print a warning on one line."""
+    err.print(f"[yellow]warning:[/] {escape(message)}", highlight=False, soft_wrap=True)
 
 
 def print_json(values: dict[str, Any]) -> None:
     """Print one strict JSON object; infinite numbers and NaN are the strings "inf", "-inf" and "nan"."""
+    from convexformer.data.files import strict_json
+
     print(strict_json(values))
 
 
@@ -87,19 +99,29 @@ def certificate_rows(proof: Certificate, tolerance: float) -> dict[str, Any]:
     }
 
 
-def write_predictions(path: Path, predictions: np.ndarray, outputs: np.ndarray) -> None:
-    """Write predictions in the format of the suffix; an npz file also has the outputs."""
+def write_predictions(path: Path, found: dict[str, np.ndarray]) -> None:
+    """Write predictions in the format of the suffix: npz holds every array, tables labels and probabilities, npy labels."""
+    import numpy as np
+
+    from convexformer.data.files import atomic_write
+
+    delimiters = {".csv": ",", ".tsv": "\t"}
+    predictions = found["predictions"]
     if path.suffix == ".npz":
-        atomic_write(path, lambda file: np.savez(file, predictions=predictions, outputs=outputs))
+        atomic_write(path, lambda file: np.savez(file, **found))  # type: ignore[arg-type]
     elif path.suffix == ".npy":
         atomic_write(path, lambda file: np.save(file, predictions))
-    elif path.suffix == ".csv":
+    elif path.suffix in delimiters:
         flat = predictions.reshape(len(predictions), -1)
         names = ["prediction"] if flat.shape[1] == 1 else [f"prediction_{k}" for k in range(flat.shape[1])]
+        columns = flat.tolist()
+        if "probabilities" in found and found["probabilities"].ndim == 2:
+            names += [f"probability_{label}" for label in found["classes"].tolist()]
+            columns = [[*row, *more] for row, more in zip(columns, found["probabilities"].tolist(), strict=True)]
         text = io.StringIO()
-        writer = csv.writer(text, lineterminator="\n")  # quotes labels with commas, quotes or line breaks
+        writer = csv.writer(text, delimiter=delimiters[path.suffix], lineterminator="\n")  # quotes what needs quotes
         writer.writerow(names)
-        writer.writerows(flat.tolist())
+        writer.writerows(columns)
         atomic_write(path, lambda file: file.write(text.getvalue().encode()))
     else:
-        raise ValueError(f"{path} has the suffix {path.suffix!r}; expected .npz, .npy or .csv.")
+        raise ValueError(f"{path} has the suffix {path.suffix!r}; expected .npz, .npy, .csv or .tsv.")

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-import numpy as np
 import typer
 
 from convexformer.cli.options import FileData, JsonOption, MaskOption, TargetsOption, XOption, YOption
 from convexformer.cli.output import Exit, show, user_errors
-from convexformer.data.files import read_arrays
-from convexformer.estimators import Leaderboard, TokenEstimator
-from convexformer.io import load, saved_with
+
+if TYPE_CHECKING:
+    import numpy as np
 
 
 def report(
@@ -51,9 +50,12 @@ def report(
 
     Example: [bold]convexformer report model --data test.npz --train train.npz --grid 4x4[/]
     """
-    from convexformer.report import report as write
-
     with user_errors():
+        from convexformer.data.files import read_arrays
+        from convexformer.estimators import Leaderboard, TokenEstimator
+        from convexformer.io import load, saved_with
+        from convexformer.report import report as write
+
         model = load(run)
         if not isinstance(model, TokenEstimator):
             raise ValueError(f"{run} holds a {type(model).__name__}; expected a model written by `convexformer fit`.")

@@ -1,4 +1,4 @@
-"""Files: arrays in (npz, npy, safetensors; nothing that can execute code), strict JSON and durable writes out."""
+"""Files: arrays in (NumPy's, safetensors, torch's, tables; nothing is executed), strict JSON and durable writes out."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import math
 import os
 import secrets
 import zipfile
+import zlib
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -18,27 +19,38 @@ from safetensors.numpy import load_file
 from safetensors.torch import save as serialize_tensors
 from torch import Tensor
 
-SUFFIXES = (".npz", ".npy", ".safetensors")  # of files that arrays are read from
+from convexformer.data.readers import DELIMITERS, check_numpy_headers, read_table, read_torch
+
+SUFFIXES = (".npz", ".npy", ".safetensors", ".pt", ".pth", ".csv", ".tsv")  # of files that arrays are read from
 
 # ---------------------------------------------------------------------- arrays
 
 
 def read_arrays(path: str | os.PathLike[str]) -> dict[str, np.ndarray]:
-    """Return the arrays of a file by name; an npy file has one, named like the file."""
+    """Return the arrays of a file by name; an npy file has one, named like the file; columns of a table by their header."""
     file = Path(path)
     if not file.exists():
         raise ValueError(f"{file} does not exist.")
     if file.suffix not in SUFFIXES:
         raise ValueError(f"{file} has the suffix {file.suffix!r}; expected one of {', '.join(SUFFIXES)}.")
+    if file.is_dir():
+        raise ValueError(f"{file} is a folder; expected a file, one of {', '.join(SUFFIXES)}.")
+    if file.suffix in DELIMITERS:
+        return read_table(file)
+    if file.suffix in (".pt", ".pth"):
+        return read_torch(file)
     try:
         if file.suffix == ".safetensors":
             return load_file(file)
+        check_numpy_headers(file)
         loaded = np.load(file, allow_pickle=False)
         if isinstance(loaded, np.ndarray):
             return {file.stem: loaded}
         with loaded:
             return {name: loaded[name] for name in loaded.files}
-    except (SafetensorError, zipfile.BadZipFile, ValueError, OSError, EOFError, KeyError) as error:
+    except MemoryError as error:
+        raise ValueError(f"{file} does not fit into memory ({error}); read a part of it, or a float16 copy.") from error
+    except (SafetensorError, zipfile.BadZipFile, zlib.error, ValueError, OSError, EOFError, KeyError) as error:
         # NumPy's message advises to allow pickles, which can execute code: leave it out
         reason = "" if "pickle" in str(error) else f": {error}"
         raise ValueError(

@@ -14,6 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from convexformer.data.containers import check_container
+
 TokensLike = Any  # array, tensor, or a list of ragged (s_i, d) arrays
 TOKEN_CHUNK = 1 << 24  # numbers converted to float64 at a time: 128 MiB
 # NumPy types that torch lacks, and the types they are converted to
@@ -54,6 +56,7 @@ class TokenDataset:
             if mask is not None:
                 raise ValueError("X is a TokenDataset, which has its own mask; pass mask=None.")
             X, mask = X.X, X.mask
+        check_container(X)
         if isinstance(X, np.ndarray) and X.dtype == object and X.ndim == 1:
             X = list(X)  # NumPy stores ragged samples as an array of objects
         if isinstance(X, (list, tuple)):
@@ -95,7 +98,7 @@ class TokenDataset:
         """d, the size of a token."""
         return self.X.shape[2]
 
-    @cached_property
+    @property
     def lengths(self) -> Tensor:
         """``(N,)`` the number of real tokens of each sample."""
         if self.mask is None:
@@ -105,6 +108,10 @@ class TokenDataset:
     @cached_property
     def mean_token(self) -> Tensor:
         """``(N, d)`` the mean over the real tokens."""
+        return self.mean()
+
+    def mean(self) -> Tensor:
+        """``(N, d)`` the mean over the real tokens, not kept: tracing compilers know no cached properties."""
         return self.X.sum(1) / self.lengths[:, None]
 
     @cached_property
@@ -146,7 +153,7 @@ class TokenDataset:
     def standardized(self, mean: Tensor, scale: Tensor) -> TokenDataset:
         """Return ``(X - mean) / scale``; masked tokens stay zero."""
         X = (self.X - mean) / scale
-        return TokenDataset(X if self.mask is None else X * self.mask[..., None], self.mask)
+        return TokenDataset(X if self.mask is None else X * self.mask[..., None].to(X.dtype), self.mask)
 
     def select(self, rows: Tensor | np.ndarray) -> TokenDataset:
         """Return the samples ``rows``."""

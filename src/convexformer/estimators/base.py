@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from contextlib import nullcontext
+from functools import wraps
+from inspect import signature
 from os import PathLike
 from pathlib import Path as FilePath
 from typing import Any
@@ -18,6 +21,7 @@ from torch import Tensor
 from convexformer.certificates import Certificate
 from convexformer.clock import Clock
 from convexformer.data import TokenDataset
+from convexformer.data.containers import check_container, check_token_ids
 from convexformer.data.tokens import pick_device
 from convexformer.estimators.docstrings import describe_parameters
 from convexformer.estimators.inputs import as_table, is_tokens, read_head, read_seed, warn_of_padding
@@ -26,11 +30,27 @@ from convexformer.networks import StandardizedNetwork
 from convexformer.networks.base import Network
 from convexformer.problem import Problem
 from convexformer.progress import spinner
-from convexformer.registry import one_of
+from convexformer.registry import one_of, unknown
 from convexformer.solution import Solution
 from convexformer.solvers import SOLVERS
 from convexformer.solvers.status import Status
 from convexformer.solving import certify, solve
+
+HEAD_DEFAULTS: dict[str, Any] = {"activation": "linear", "decay": "l1", "gates": 16}  # of the estimators
+
+
+def named_options(init: Callable[..., None]) -> Callable[..., None]:
+    """Make unknown keywords of a constructor errors that name the user's class and the nearest option."""
+    known = [name for name in signature(init).parameters if name != "self"]
+
+    @wraps(init)
+    def checked(self: Any, *args: Any, **options: Any) -> None:
+        for name in options:
+            if name not in known:
+                raise TypeError(f"{type(self).__name__}: {unknown('option', name, known)}")
+        init(self, *args, **options)
+
+    return checked
 
 
 class TokenEstimator(BaseEstimator, ABC):
@@ -47,7 +67,7 @@ class TokenEstimator(BaseEstimator, ABC):
     head : str or Head
         ``"attention"``, ``"self_attention"``, ``"mlp_mixer"``, ``"fno"``, ``"block_fno"``, ``"poolformer"``, ``"fnet"``,
         ``"mlp"``, ``"linear"``; with cross-validation also ``"auto"``, one program over several maps; or an object from
-        ``convexformer.heads``, which has its own options (grids, windows, blocks) and ignores those below.
+        ``convexformer.heads``, which has its own options (grids, windows, blocks); those below then keep their defaults.
     activation : {"linear", "gated_relu"}
         Of a head given by name. ``"gated_relu"`` has fixed gates.
     beta : float, optional
@@ -91,6 +111,7 @@ class TokenEstimator(BaseEstimator, ABC):
         super().__init_subclass__(**kwargs)
         describe_parameters(cls)
 
+    @named_options
     def __init__(
         self,
         head: str | Head = "attention",
@@ -139,6 +160,31 @@ class TokenEstimator(BaseEstimator, ABC):
     solution_: Solution
     masked_: bool
     seed_: int
+    data_fingerprint_: str  # of the training data, where a command read them from files
+
+    # ------------------------------------------------------------------ parameters, those of the head included
+
+    def get_params(self, deep: bool = True) -> dict[str, Any]:
+        """Return the options; ``deep`` adds those of a head object as ``head__name``."""
+        own = super().get_params(deep)
+        if deep and isinstance(self.head, Head):
+            own.update({f"head__{name}": value for name, value in self.head.config().items()})
+        return own
+
+    def set_params(self, **params: Any) -> Any:
+        """Set options; ``head__name`` sets one of the head, whether it is an object or a name."""
+        nested = {key.removeprefix("head__"): params.pop(key) for key in list(params) if key.startswith("head__")}
+        super().set_params(**params)
+        if not nested:
+            return self
+        if isinstance(self.head, str):  # options that estimators have as well stay with them
+            super().set_params(**{key: nested.pop(key) for key in list(nested) if key in HEAD_DEFAULTS})
+        if nested:
+            head = self._build_head()
+            for name in nested:
+                one_of(f"option of the {head.name} head", name, head.config())
+            self.head = type(head)(**{**head.config(), **nested})
+        return self
 
     # ------------------------------------------------------------------ fitted attributes
 
@@ -264,10 +310,11 @@ class TokenEstimator(BaseEstimator, ABC):
 
     def _build_head(self) -> Head:
         """Return the head of that name with those of the estimator's options that it takes; an object as it is."""
-        seed = read_seed(self.random_state, self.seed_)
-        return read_head(
-            self.head, {"activation": self.activation, "decay": self.decay, "gates": self.gates, "seed": seed}
-        )
+        return read_head(self.head, self._head_options(), HEAD_DEFAULTS, type(self).__name__)
+
+    def _head_options(self) -> dict[str, Any]:
+        seed = read_seed(self.random_state, getattr(self, "seed_", 0))
+        return {"activation": self.activation, "decay": self.decay, "gates": self.gates, "seed": seed}
 
     def _loss_name(self, y: np.ndarray) -> str:
         return self.loss
@@ -295,7 +342,11 @@ class TokenEstimator(BaseEstimator, ABC):
 
     def _read_tokens(self, X: Any, mask: Any, *, reset: bool) -> TokenDataset:
         """Read tokens; 2-D input goes through scikit-learn's own validation."""
+        whose = type(self).__name__
+        check_container(X, whose)
         if not is_tokens(X):
+            check_token_ids(X, whose)
+            self._check_sample(X, reset)
             X = validate_data(self, as_table(X), reset=reset, dtype=[np.float64, np.float32], ensure_min_samples=1)
         if not reset and self.masked_ and mask is None:
             warn_of_padding(X)
@@ -316,6 +367,17 @@ class TokenEstimator(BaseEstimator, ABC):
                 f"d={self.token_shape_[1]}. Use the same embedding as for training."
             )
         return tokens
+
+    def _check_sample(self, X: Any, reset: bool) -> None:
+        """Tell a single sample ``(s, d)`` from a table, where the fit was on more than one token."""
+        shape = tuple(getattr(X, "shape", ()))
+        if reset or len(shape) != 2 or self.token_shape is not None or self.token_shape_[0] == 1:
+            return
+        if shape[1] == self.token_shape_[1]:
+            raise ValueError(
+                f"X has shape {shape} and {type(self).__name__} was fitted with samples of {self.token_shape_[0]} tokens of "
+                f"size {self.token_shape_[1]}. A single sample needs the axis of samples: pass X[None]."
+            )
 
     def _read_weight(self, sample_weight: Any, n: int) -> np.ndarray | None:
         if sample_weight is None:

@@ -17,6 +17,13 @@ from convexformer.data.tokens import as_tensor
 from convexformer.heads.base import HEADS, Head
 from convexformer.registry import MissingMaskWarning, unknown, warn
 
+EXAMPLES = {  # heads that are nothing without an argument
+    "sum": "cf.heads.Sum(['attention', 'mlp'])",
+    "feature": "cf.heads.Feature(cf.features.CovariancePooling())",
+    "kernel": "cf.heads.Kernel(cf.features.CovariancePooling())",
+    "block_self_attention": "cf.heads.BlockSelfAttention(cf.heads.channel_blocks(X))",
+}
+
 
 def is_tokens(X: Any) -> bool:
     """Tell whether ``X`` holds tokens: 3-D, ragged, or a dataset; anything else scikit-learn validates as a table."""
@@ -66,15 +73,61 @@ def read_real(y: Any) -> np.ndarray:
     return values.numpy()
 
 
-def read_head(head: str | Head, options: dict[str, Any]) -> Head:
-    """Return the head of that name with those of the options that it takes; an object as it is."""
+def single_sample(X: Any, n: int) -> str:
+    """Return a hint where a table may be one sample ``(s, d)`` that lacks its first axis."""
+    shape = tuple(getattr(X, "shape", ()))
+    return f" If X {shape} is the tokens of a single sample, pass X[None]." if len(shape) == 2 and n <= 1 else ""
+
+
+def read_head(head: str | Head, options: dict[str, Any], usual: dict[str, Any], whose: str) -> Head:
+    """Return the head of that name with those of the options that it takes; an object as it is.
+
+    ``usual`` are the options' defaults: any other value that would do nothing is an error.
+    """
+    if isinstance(head, type) and issubclass(head, Head):
+        raise TypeError(f"{whose} got the class {head.__name__} as head; pass an object: head={head.__name__}().")
+    if not isinstance(head, (str, Head)):
+        raise TypeError(
+            f"{whose} got a {type(head).__name__} as head; expected a name or an object from convexformer.heads."
+        )
+    changed = {key: options[key] for key, value in usual.items() if not _same(options[key], value)}
     if isinstance(head, Head):
+        known = head.config()
+        useless = [key for key, value in changed.items() if key not in known or not _same(known[key], value)]
+        if useless:
+            raise ValueError(
+                f"{whose} got {_listed(changed, useless)} besides the head {head!r}, which has its own options: "
+                f"{'it' if len(useless) == 1 else 'they'} would do nothing. Give options to the head itself."
+            )
         return head
-    if not isinstance(head, str) or head not in HEADS:
+    if head not in HEADS:
         raise ValueError(unknown("head", head, HEADS))
     factory = HEADS[head]
-    known = factory().config()
+    try:
+        known = factory().config()
+    except (ValueError, TypeError) as error:
+        raise ValueError(
+            f"{whose} got head={head!r}, which is not a head without its parts: pass an object, for example "
+            f"head={EXAMPLES.get(head, f'cf.heads.{factory.__name__}(...)')}."
+        ) from error
+    useless = [key for key in changed if key not in known]
+    if useless:
+        takes = ", ".join(sorted(set(known) - {"seed"})) or "no options"
+        raise ValueError(
+            f"{whose} got {_listed(changed, useless)}, which the {head} head does not have: "
+            f"{'it' if len(useless) == 1 else 'they'} would do nothing. It takes: {takes}."
+        )
     return factory(**{key: value for key, value in options.items() if key in known})
+
+
+def _listed(options: dict[str, Any], names: list[str]) -> str:
+    return " and ".join(f"{name}={options[name]!r}" for name in names)
+
+
+def _same(one: Any, other: Any) -> bool:
+    if isinstance(one, (str, int, float)) and isinstance(other, (str, int, float)):
+        return type(one) is type(other) and one == other
+    return one is other
 
 
 def read_seed(random_state: Any, drawn: int | None = None) -> int:

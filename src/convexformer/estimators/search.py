@@ -18,7 +18,7 @@ from sklearn.utils.validation import check_is_fitted
 
 from convexformer.clock import Clock
 from convexformer.data import TokenDataset
-from convexformer.estimators.base import TokenEstimator
+from convexformer.estimators.base import TokenEstimator, named_options
 from convexformer.estimators.classifier import TokenClassifier
 from convexformer.estimators.folds import FoldOptions, Share, carried_forward, score_path, uninterrupted
 from convexformer.estimators.leaderboard import Entry, Leaderboard
@@ -87,6 +87,7 @@ class CrossValidated(TokenEstimator):
         Seconds of the whole search; each fold has its share.
     """
 
+    @named_options
     def __init__(
         self,
         head: str | Head = "attention",

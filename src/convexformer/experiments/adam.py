@@ -5,8 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from convexformer.networks import AttentionNetwork, train_in_simplex
+from convexformer.networks import train_in_simplex
 from convexformer.networks.base import Network
+from convexformer.networks.simplex import SimplexNetwork
 from convexformer.problem import Problem
 from convexformer.threads import few_threads
 
@@ -18,7 +19,7 @@ def train_adam(
 
     Attention weights are the softmax of free parameters, so every step is a point of the nonconvex problem.
     """
-    if isinstance(network, AttentionNetwork):
+    if isinstance(network, SimplexNetwork):
         network = train_in_simplex(network)
     optimiser = torch.optim.Adam(network.parameters(), lr=learning_rate)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, steps)

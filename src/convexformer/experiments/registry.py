@@ -26,6 +26,8 @@ class Experiment:
     help: str
     presets: tuple[str, ...] = ()
     """The settings to choose from; empty where there is only one."""
+    data: bool = False
+    """Whether it takes a file of data."""
 
     def load(self) -> Run:
         """Import the function that runs it."""
@@ -33,10 +35,12 @@ class Experiment:
         run: Run = getattr(import_module(module), function)
         return run
 
-    def options(self, preset: str | None) -> dict[str, str]:
-        """Return the keyword arguments for a preset: none where no preset was given."""
+    def options(self, preset: str | None, data: str | None = None) -> dict[str, str]:
+        """Return the keyword arguments for a preset and a file of data: none where none was given."""
+        if data is not None and not self.data:
+            raise ValueError(f"data={data!r} was given; this experiment has its own data. Leave --data out.")
         if preset is None:
-            return {}
+            return {} if data is None else {"data": data}
         if not self.presets:
             raise ValueError(f"preset={preset!r} was given; this experiment has no presets. Leave --preset out.")
         return {"preset": one_of("preset", preset, self.presets)}
@@ -64,6 +68,11 @@ EXPERIMENTS: dict[str, Experiment] = {
         "convexformer.experiments.spectra:run",
         "singular values over training (Fisher et al., figures 3 and 4)",
         PRESETS,
+    ),
+    "student-teacher": Experiment(
+        "convexformer.experiments.student_teacher:run",
+        "an attention layer learned from its activations (Ergen et al. 2022, figures 2 and 3); --data FILE",
+        data=True,
     ),
 }
 

@@ -21,10 +21,10 @@ BATCH = 1 << 24  # numbers of temporaries in a batch of samples: 128 MiB in floa
 class TokenFeature(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator, nn.Module, ABC):
     """A fixed map ``phi`` of a sample's real tokens to a vector ``(p,)``: a linear head on it stays a convex program.
 
-    A torch module (``forward(X, mask)``, its state in buffers) and a scikit-learn transformer (``fit``, ``transform``) in
-    one, on CPU and GPU, some samples at a time. ``fit`` sees training tokens and no labels. It also learns where the
-    features lie: :meth:`normalised` centres them and scales them to a mean squared norm of one over the training samples,
-    which is what heads and kernels read (centring changes nothing where there is an intercept).
+    A torch module (``forward(X, mask)`` on tensors, state in buffers) and a scikit-learn transformer (``fit``,
+    ``transform``) in one, on CPU and GPU, some samples at a time. ``fit`` sees training tokens and no labels. It also
+    learns where the features lie: :meth:`normalised` centres them and scales them to a mean squared norm of one over the
+    training samples, which is what heads and kernels read (centring changes nothing where there is an intercept).
 
     A subclass writes :meth:`learn` (register buffers), :meth:`compute` and :meth:`batch_size`.
     """
@@ -94,8 +94,15 @@ class TokenFeature(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstima
     # ------------------------------------------------------------------ as a torch module
 
     def forward(self, X: Tensor, mask: Tensor | None = None) -> Tensor:
-        """``(N, p)`` features of tokens ``X: (N, s, d)``."""
-        return self.raw(self._check(self._read(X, mask)))
+        """``(N, p)`` features of tokens ``X: (N, s, d)``: tensors in, tensors out, in one go and without validation."""
+        if mask is None:
+            return self.compute(TokenDataset(X))
+        real = mask != 0
+        return self.compute(TokenDataset(torch.where(real[..., None], X, X.new_zeros(())), real))
+
+    def embed(self, tokens: TokenDataset) -> Tensor:
+        """What :meth:`normalised` returns, in one go and not kept: for networks."""
+        return (self.compute(tokens) - self.center.to(tokens.X)) / self.spread.to(tokens.X)
 
     def raw(self, tokens: TokenDataset) -> Tensor:
         """``(N, p)`` features as they come, some samples at a time."""

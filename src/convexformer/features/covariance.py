@@ -11,6 +11,7 @@ from torch import Tensor
 
 from convexformer.data.tokens import TokenDataset
 from convexformer.features.base import FEATURES, TokenFeature
+from convexformer.features.eigenfree import eigenfree
 from convexformer.registry import one_of
 
 KINDS = ("sqrt", "log", "raw")
@@ -38,6 +39,8 @@ class CovariancePooling(TokenFeature):
 
     mean: Tensor  # (d,)
     basis: Tensor  # (d, q)
+    eigenvectors: bool = True
+    """False takes matrix products alone instead of eigenvectors, which ONNX lacks; float64 inside."""
 
     def __init__(self, kind: str = "sqrt", shrinkage: float = 1e-3, max_channels: int = 128) -> None:
         super().__init__()
@@ -61,27 +64,27 @@ class CovariancePooling(TokenFeature):
 
     def compute(self, tokens: TokenDataset) -> Tensor:
         """``(n, q (q + 1) / 2)``."""
-        X = tokens.X
+        X = tokens.X.to(torch.promote_types(tokens.X.dtype, torch.float32))  # no decompositions in half precision
         basis = getattr(self, "basis", None)
         if basis is not None:
             X = (X - self.mean.to(X)) @ basis.to(X)
-        lengths = tokens.lengths[:, None, None]
-        if tokens.mask is not None:
-            X = X * tokens.mask[..., None]
+        lengths = tokens.lengths.to(X)[:, None, None]
+        real = None if tokens.mask is None else tokens.mask[..., None].to(X)
+        X = X if real is None else X * real
         X = X - X.sum(1, keepdim=True) / lengths
-        if tokens.mask is not None:
-            X = X * tokens.mask[..., None]
-        return _triangle(self._function(X / lengths.sqrt()))
+        X = X if real is None else X * real
+        return _triangle(self._function(X / lengths.sqrt())).to(tokens.X.dtype)
 
     def _function(self, X: Tensor) -> Tensor:
         """``h(X^T X + eps I)`` through the eigenvectors of the smaller of ``X^T X`` and ``X X^T``, for ``X: (n, s, q)``."""
         s, q = X.shape[1:]
         eps = (float(self.shrinkage) / q) * X.square().sum((1, 2))[:, None]  # (n, 1)
         eps = eps.clamp_min(torch.finfo(X.dtype).tiny ** 0.25)
+        identity = torch.eye(q, dtype=X.dtype, device=X.device)
         if self.kind == "raw":
-            C = X.mT @ X
-            C.diagonal(dim1=1, dim2=2).add_(eps)
-            return C
+            return X.mT @ X + eps[..., None] * identity
+        if not self.eigenvectors:
+            return eigenfree(self.kind, X, eps[..., None], spread=1 + q / float(self.shrinkage))
         values, Q = torch.linalg.eigh(X @ X.mT if s < q else X.mT @ X)
         values = values.clamp_min(0)
         directions = X.mT @ Q if s < q else Q * values.sqrt()[:, None]  # (n, q, m), of lengths sqrt(values)
@@ -91,9 +94,7 @@ class CovariancePooling(TokenFeature):
             ratio = values / eps
             slope = torch.where(ratio > 0, torch.log1p(ratio) / ratio, torch.ones_like(ratio)) / eps
             floor = eps.log()
-        H = (directions * slope[:, None]) @ directions.mT
-        H.diagonal(dim1=1, dim2=2).add_(floor)
-        return H
+        return (directions * slope[:, None]) @ directions.mT + floor[..., None] * identity
 
     def sample_size(self, n_tokens: int, width: int) -> int:
         """A few matrices."""

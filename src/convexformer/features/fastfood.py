@@ -43,7 +43,7 @@ def fwht(X: Tensor) -> Tensor:
     rest, out = D, X.reshape(-1, D)
     while rest > 1:
         factor = min(RADIX, rest)
-        out = out.reshape(len(out), factor, D // factor).mT @ hadamard(factor, out)  # (N, D / factor, factor)
+        out = out.reshape(out.shape[0], factor, D // factor).mT @ hadamard(factor, out)  # (N, D / factor, factor)
         rest //= factor
     return out.reshape(X.shape)
 

@@ -53,12 +53,17 @@ class ClassToken(TokenFeature):
         super().__init__()
         self.position = position
 
-    def compute(self, tokens: TokenDataset) -> Tensor:
-        """``(n, d)``."""
+    def learn(self, tokens: TokenDataset) -> None:
+        """Check the position."""
         if not isinstance(self.position, numbers.Integral) or not -tokens.n_tokens <= self.position < tokens.n_tokens:
             raise ValueError(
                 f"position={self.position} was given; expected a whole number below the {tokens.n_tokens} tokens."
             )
+
+    def compute(self, tokens: TokenDataset) -> Tensor:
+        """``(n, d)``."""
+        if not -tokens.n_tokens <= self.position < tokens.n_tokens:
+            raise ValueError(f"X has {tokens.n_tokens} tokens a sample, none at position={self.position}.")
         return tokens.X[:, int(self.position)]
 
     def sample_size(self, n_tokens: int, width: int) -> int:

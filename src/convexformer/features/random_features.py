@@ -30,6 +30,8 @@ class RandomFeatures(TokenFeature):
         Draws the projections.
     """
 
+    food: Fastfood
+
     def __init__(self, feature: TokenFeature | None = None, width: float = 2.0, n_features: int = 8192, seed: int = 0):
         super().__init__()
         self.feature = feature
@@ -48,16 +50,18 @@ class RandomFeatures(TokenFeature):
         return self.feature
 
     def learn(self, tokens: TokenDataset) -> None:
-        """Fit the map inside."""
+        """Fit the map inside and draw the projections."""
         self.feature = self._inner().fitted(tokens)
+        self._draw(tokens.X)
+
+    def _draw(self, like: Tensor) -> None:
+        food = Fastfood("gaussian", int(self.n_features), (float(self.width) / 2) ** 0.5, int(self.seed))
+        self.food = food.build(self._inner().n_outputs).to(like.device)
 
     def compute(self, tokens: TokenDataset) -> Tensor:
         """``(n, n_features)``."""
-        inner = self._inner()
-        phi = (inner.compute(tokens) - inner.center.to(tokens.X)) / inner.spread.to(tokens.X)
-        food = Fastfood("gaussian", int(self.n_features), (float(self.width) / 2) ** 0.5, int(self.seed))
-        food.build(phi.shape[1]).to(tokens.X.device)
-        return food.activate(food.project(phi), phi)
+        phi = self._inner().embed(tokens)
+        return self.food.activate(self.food.project(phi), phi)
 
     def sample_size(self, n_tokens: int, width: int) -> int:
         """Those of the map inside, and a few projections."""
@@ -66,11 +70,20 @@ class RandomFeatures(TokenFeature):
         return inner.sample_size(n_tokens, width) + 4 * max(int(self.n_features), padded(p))
 
     def config(self) -> dict[str, Any]:
-        """Return the options; the map inside has its own state."""
+        """Return the options; the map inside has its own state, and the seed draws the projections again."""
         own = super().config()
         if "state" in own:
-            own["state"] = {name: value for name, value in own["state"].items() if not name.startswith("feature.")}
+            own["state"] = {name: value for name, value in own["state"].items() if "." not in name}
         return own
+
+    @classmethod
+    def of_config(cls, params: dict[str, Any], state: Any = None, sizes: Any = None) -> TokenFeature:
+        """Undo :meth:`config`."""
+        made = super().of_config(params, state, sizes)
+        assert isinstance(made, RandomFeatures)
+        if state is not None:
+            made._draw(made.center)
+        return made
 
 
 def n_random_features(n_samples: int, budget: int, itemsize: int) -> int:

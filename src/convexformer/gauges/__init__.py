@@ -4,6 +4,7 @@ from convexformer.gauges.base import (
     Atomic,
     DualMatrix,
     Factored,
+    FiniteAtoms,
     Gauge,
     HilbertBlock,
     LinearMap,
@@ -23,11 +24,13 @@ from convexformer.gauges.nuclear import NuclearNorm
 from convexformer.gauges.representer import RepresenterNorm, RepresenterRidge
 from convexformer.gauges.ridge import Ridge
 from convexformer.gauges.scaled import ScaledPenalty
+from convexformer.gauges.stochastic import StochasticNorm
 
 __all__ = [
     "Atomic",
     "DualMatrix",
     "Factored",
+    "FiniteAtoms",
     "FrobeniusNorm",
     "Gauge",
     "GroupNorm",
@@ -45,6 +48,7 @@ __all__ = [
     "Ridge",
     "ScaledPenalty",
     "Sliced",
+    "StochasticNorm",
     "SumPenalty",
     "WeightsLike",
 ]

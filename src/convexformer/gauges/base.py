@@ -1,7 +1,7 @@
 """Interfaces of penalties: value and conjugate, which certificates need, and optional capabilities for solvers.
 
 A solver asks for a capability by type: :class:`Proximal` (FISTA), :class:`Sliced` (working sets), :class:`Factored`
-(the staircase), :class:`Atomic` (Frank-Wolfe). They are structural protocols: a class has one by defining its methods.
+(the staircase), :class:`FiniteAtoms` (Frank-Wolfe). They are structural protocols: a class has one by defining its methods.
 """
 
 from __future__ import annotations
@@ -230,6 +230,14 @@ class Atomic(Protocol):
 
     def atom(self, M: Tensor) -> Tensor:
         """Return the atom most aligned with ``M``: ``<M, atom> = polar(M)``."""
+
+
+@runtime_checkable
+class FiniteAtoms(Protocol):
+    """A gauge of finitely many atoms, up to their sign: an optimum is a combination of few of them."""
+
+    def atoms(self, M: Tensor, most: int) -> list[Tensor]:
+        """Return up to ``most`` atoms from different parts of ``Z``, the best aligned with ``M`` first."""
 
 
 class Gauge(Penalty):

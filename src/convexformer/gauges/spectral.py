@@ -85,8 +85,8 @@ def top_pairs(
     By the SVD of small blocks. Of large ones those that an estimate of ``M`` has found, where they are enough; else by
     subspace iteration (``start: (j, q)`` seeds it).
     """
-    B, p, q = M.shape
-    if min(p, q) <= SMALL_SIDE and B * p * q <= FORMED:
+    B = M.shape[0]
+    if may_form(M):
         values, Q = M.gram_spectrum()
         return _gram_pairs(M.dense(), values, Q, k)
     if start is None:
@@ -102,6 +102,19 @@ def top_pairs(
         U, sigma, V = _subspace(M, b, k, start, sweeps)
         found.append((sigma, U, V, torch.full((len(sigma),), b, dtype=torch.int64, device=sigma.device)))
     return _sorted(found, k)
+
+
+def may_form(M: LinearMap) -> bool:
+    """Tell whether all blocks are small enough to be formed and decomposed."""
+    B, p, q = M.shape
+    return min(p, q) <= SMALL_SIDE and B * p * q <= FORMED
+
+
+def pairs_of(M: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return the ``k`` largest singular triples over all blocks of ``M: (B, p, q)``, as :func:`top_pairs` does."""
+    unit = unit_of(M)
+    squares, vectors = torch.linalg.eigh(gram(M / unit))
+    return _gram_pairs(M, unit * squares.clamp_min(0).sqrt(), vectors, k)
 
 
 def _survey(M: LinearMap) -> float:

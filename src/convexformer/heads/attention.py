@@ -21,8 +21,9 @@ from convexformer.heads.gating import (
     same_gates,
 )
 from convexformer.heads.recovery import group_heads, singular_heads
+from convexformer.heads.token_attention import STOCHASTIC, TokenAttention
 from convexformer.networks import AttentionNetwork
-from convexformer.networks.simplex import random_simplex
+from convexformer.networks.simplex import SimplexNetwork, random_simplex
 from convexformer.operators import DenseOperator, GatedOperator, Operator
 from convexformer.operators.gates import sample_gates
 from convexformer.registry import one_of
@@ -47,6 +48,12 @@ class Attention(Head):
     (Gaussian, drawn with ``seed``) or the pair ``(u1: (g, s), u2: (g, d))``. Several heads may share a gate. Weights:
     ``Z: (s, d, c)``, gated ``(g, s, d, c)``.
 
+    With targets per token, ``(N, s, c)``, a head has attention weights for each of its outputs, ``W1_j: (s, s)``, and
+    ``f = sum_j W1_j X w2_j w3_j^T``. ``stochastic="row"``: ``W1_j`` is row-stochastic, the exact program of appendix A.7;
+    ``"sub"``: substochastic, which is what theorem A.1 as printed solves; ``"independent"``: every output row has heads of
+    its own, which is (9) with the numbers of all tokens as outputs. See
+    :class:`~convexformer.heads.token_attention.TokenAttention` for the programs. Weights: ``Z: (s, s, d, c)``.
+
     Parameters
     ----------
     activation : {"linear", "gated_relu"}
@@ -57,37 +64,56 @@ class Attention(Head):
         The number of fixed gates, Gaussian, drawn with ``seed``; or the gates themselves as above. Not used when linear.
     seed : int
         Draws the gates where ``gates`` is a number.
+    stochastic : {"row", "sub", "independent"}
+        What the attention weights are constrained to where targets are per token.
     """
 
     activation: str = "linear"
     decay: str = "l1"
     gates: Any = 16
     seed: int = 0
+    stochastic: str = "row"
 
     name = "attention"
-    per_token = False
+    per_token = True
     positional = True
 
     def __post_init__(self) -> None:
         check_activation(self.name, self.activation)
         one_of("decay", self.decay, ("l1", "l2"))
+        one_of("stochastic", self.stochastic, STOCHASTIC)
         check_gates(self.gates, parts=2)
+
+    @property
+    def _tokenwise(self) -> TokenAttention:
+        return TokenAttention(self.stochastic, self.decay)
 
     def config(self) -> dict[str, Any]:
         """Return the constructor's arguments."""
-        return {"activation": self.activation, "decay": self.decay, "gates": self.gates, "seed": self.seed}
+        return {
+            "activation": self.activation,
+            "decay": self.decay,
+            "gates": self.gates,
+            "seed": self.seed,
+            "stochastic": self.stochastic,
+        }
 
     def traits(self, layout: Layout) -> dict[str, object]:
-        """Return activation, decay and gates."""
-        return {"activation": self.activation, "decay": self.decay, "gates": self._gate_vectors(layout)}
+        """Return activation, decay and gates; with an output per token, the constraint on the attention."""
+        own = self._tokenwise.identity() if layout.per_token else {}
+        return own | {"activation": self.activation, "decay": self.decay, "gates": self._gate_vectors(layout)}
 
     def check(self, layout: Layout) -> None:
         """Check that given gates match the tokens."""
         super().check(layout)
+        if layout.per_token:
+            self._tokenwise.check(self.activation)
         self._gate_vectors(layout)
 
     def operator(self, tokens: TokenDataset, layout: Layout) -> Operator:
         """Flattened tokens; masked tokens are zero and do not contribute."""
+        if layout.per_token:
+            return self._tokenwise.operator(tokens, layout)
         features = tokens.X.reshape(tokens.n_samples, -1)
         axes = (layout.n_tokens, layout.width)
         vectors = self._gate_vectors(layout)
@@ -97,13 +123,17 @@ class Attention(Head):
 
     def penalty(self, tokens: TokenDataset, layout: Layout) -> Penalty:
         """Group norm per (token, class), or nuclear norm per token."""
+        if layout.per_token:
+            return self._tokenwise.penalty()
         return GroupNorm("class_token") if self.decay == "l1" else NuclearNorm()
 
-    def recover(self, weights: Weights, layout: Layout) -> AttentionNetwork:
+    def recover(self, weights: Weights, layout: Layout) -> SimplexNetwork:
         """One head for each nonzero group (l1) or each singular value of a token's slice (l2); ``w1`` is a vertex.
 
         Zero groups get no head; proposition 1 as printed does not treat them.
         """
+        if layout.per_token:
+            return self._tokenwise.recover(weights, layout)
         slices = weights.dense().reshape(-1, *weights.shape[-2:])  # (g*s, d, c)
         where, w2, w3 = group_heads(slices) if self.decay == "l1" else singular_heads(slices)
         s = layout.n_tokens
@@ -117,6 +147,8 @@ class Attention(Head):
 
     def lift(self, network: nn.Module, layout: Layout) -> Weights:
         """``Z = sum_j w1_j (x) w2_j (x) w3_j``, after checking gates, sizes and decay."""
+        if layout.per_token:
+            return self._tokenwise.lift(network, layout)
         vectors = self._gate_vectors(layout)
         u1, u2 = vectors if vectors is not None else (None, None)
         expected = f"decay={self.decay!r}, activation={self.activation!r}"
@@ -131,8 +163,10 @@ class Attention(Head):
             raise mismatch(self.name, expected, f"its sizes (s, d, c) are {sizes}")
         return network.lift()
 
-    def random_network(self, layout: Layout, n_heads: int, seed: int = 0, bias: bool = False) -> AttentionNetwork:
+    def random_network(self, layout: Layout, n_heads: int, seed: int = 0, bias: bool = False) -> SimplexNetwork:
         """Return a random network of this head, a start for gradient training."""
+        if layout.per_token:
+            return self._tokenwise.random_network(layout, n_heads, seed, bias)
         generator = torch.Generator().manual_seed(seed)
         w2, w3 = random_factors([(layout.width,), (layout.n_outputs,)], n_heads, seed)
         vectors = self._gate_vectors(layout)
@@ -151,8 +185,12 @@ class Attention(Head):
         )
 
     def token_norms(self, weights: Weights) -> Tensor:
-        """``(s,)`` the Frobenius norm of each token's slice."""
+        """``(s,)`` the Frobenius norm of each token's slice; with an output per token, that of the tokens attended to."""
         return weights.dense().movedim(-3, 0).flatten(1).norm(dim=1)
+
+    def attention_map(self, weights: Weights, layout: Layout) -> Tensor | None:
+        """``(s, s)`` with an output per token: what each token adds to each output row, as shares that sum to one."""
+        return self._tokenwise.attention_map(weights) if layout.per_token else None
 
     def _gate_vectors(self, layout: Layout) -> tuple[Tensor, Tensor] | None:
         """``(u1: (g, s), u2: (g, d))``, or None for a linear head."""

@@ -143,6 +143,10 @@ class Head(ABC):
         """``(s,)`` the norm of each token position's weights; None for heads without weights per position."""
         return None
 
+    def attention_map(self, weights: Weights, layout: Layout) -> Tensor | None:
+        """``(s, s)`` how much each output row draws on each token; None for heads whose weights do not tell."""
+        return None
+
 
 HEADS: Registry[Head] = Registry("head")
 
@@ -151,6 +155,10 @@ def resolve_head(head: str | Head) -> Head:
     """Return the head itself, or the one of that name with its defaults."""
     if isinstance(head, Head):
         return head
+    if isinstance(head, type) and issubclass(head, Head):
+        raise TypeError(
+            f"head is a class, {head.__name__}; expected a name or an object from convexformer.heads: {head.__name__}()."
+        )
     if not isinstance(head, str):
         raise TypeError(f"head is a {type(head).__name__}; expected a name or an object from convexformer.heads.")
     if head not in HEADS:

@@ -26,7 +26,7 @@ from convexformer.heads.recovery import singular_heads
 from convexformer.networks import FourierNetwork
 from convexformer.operators import DenseOperator, FourierOperator, Operator
 from convexformer.operators.fourier import fourier_gates
-from convexformer.operators.mixing import check_grid
+from convexformer.operators.mixing import ask_about_class_token, check_grid
 from convexformer.weights import Weights
 
 
@@ -77,6 +77,7 @@ class FourierHead(Head):
         """Check grid, gates and divisibility."""
         super().check(layout)
         check_grid(self.grid, layout.n_tokens)
+        ask_about_class_token(self.name, self.grid, layout.n_tokens)
         if layout.width % self.n_blocks or layout.n_outputs % self.n_blocks:
             raise ValueError(
                 f"blocks={self.n_blocks} must divide the token size d={layout.width} and the number of outputs "

@@ -13,6 +13,7 @@ from convexformer.data.tokens import as_tensor, check_finite
 from convexformer.operators.gates import draw
 from convexformer.registry import unknown
 
+MAX_GATES = 1_000_000
 ACTIVATIONS = ("linear", "gated_relu")  # of every head that has an ``activation``
 
 
@@ -36,10 +37,17 @@ def check_gates(gates: Any, parts: int) -> None:
     """Accept a positive number of gates, or the gates themselves (``parts`` arrays)."""
     if isinstance(gates, bool):
         raise TypeError("gates is a bool; expected a number of gates or the gates themselves.")
-    if isinstance(gates, (int, np.integer)):
+    if isinstance(gates, (int, float, np.integer, np.floating)):
         if gates < 1:
             raise ValueError(f"gates={gates} was given; expected at least one gate.")
-        return
+        if gates > MAX_GATES:
+            raise ValueError(f"gates={gates} was given; expected at most {MAX_GATES:,}: weights have a block for each.")
+        if is_whole(gates):
+            return
+        if parts == 1:
+            raise TypeError(
+                f"gates is a {type(gates).__name__} ({gates}); expected a whole number, or the gates themselves."
+            )
     if parts > 1 and not (isinstance(gates, (tuple, list)) and len(gates) == parts):
         raise TypeError(f"gates is a {type(gates).__name__}; expected a number, or a tuple of {parts} arrays.")
 

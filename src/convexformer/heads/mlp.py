@@ -25,7 +25,7 @@ from convexformer.heads.recovery import singular_heads
 from convexformer.networks import MLPNetwork
 from convexformer.operators import DenseOperator, GatedOperator, Operator
 from convexformer.operators.gates import token_gates
-from convexformer.operators.mixing import check_grid, fourier_mix, local_mean
+from convexformer.operators.mixing import ask_about_class_token, check_grid, fourier_mix, local_mean
 from convexformer.weights import Weights
 
 
@@ -209,6 +209,7 @@ class PoolFormer(TokenMLP):
         """Check that the grid holds the tokens."""
         super().check(layout)
         check_grid(self.grid, layout.n_tokens)
+        ask_about_class_token(self.name, self.grid, layout.n_tokens)
 
     def mix(self, tokens: TokenDataset) -> TokenDataset:
         """Return local means."""
@@ -243,6 +244,11 @@ class FNet(TokenMLP):
     name = "fnet"
     positional = True
     masks = False
+
+    def check(self, layout: Layout) -> None:
+        """Ask about a class token."""
+        super().check(layout)
+        ask_about_class_token(self.name, None, layout.n_tokens)
 
     def mix(self, tokens: TokenDataset) -> TokenDataset:
         """Return the real part of the transform."""

@@ -27,6 +27,7 @@ from convexformer.weights import Weights
 ESTIMATORS: dict[str, type[TokenEstimator]] = {
     kind.__name__: kind for kind in (TokenClassifier, TokenClassifierCV, TokenRegressor, TokenRegressorCV)
 }
+MAX_SAMPLE = 1 << 32  # numbers of a sample: a file that says more is falsified
 # fitted attributes of the estimators that choose beta by cross-validation
 SEARCH_ATTRIBUTES = ("cv_results_", "beta_ratios_", "best_index_", "best_score_", "beta_ratio_", "search_seconds_")
 
@@ -54,10 +55,16 @@ def encode_solution(solution: Solution, codec: Codec) -> dict[str, Any]:
 
 def decode_solution(body: dict[str, Any], codec: Codec) -> Solution:
     """Undo :func:`encode_solution`."""
+    head, layout = codec.decode_head(body["head"]), _layout(codec.decode_all(body["layout"]))
+    shape = tuple(body["shape"])
+    if layout.n_tokens * layout.width > MAX_SAMPLE:
+        raise ValueError(f"it says that a sample has {layout.n_tokens} tokens of size {layout.width}.")
+    if shape != tuple(head.weight_shape(layout)):
+        raise ValueError(f"its weights are said to have the shape {shape}; its head has {head.weight_shape(layout)}.")
     return Solution(
-        weights=Weights.of_tensors(codec.decode_all(body["weights"]), tuple(body["shape"])),
-        head=codec.decode_head(body["head"]),
-        layout=_layout(codec.decode_all(body["layout"])),
+        weights=Weights.of_tensors(codec.decode_all(body["weights"]), shape),
+        head=head,
+        layout=layout,
         loss=decode_loss(body["loss"]),
         beta=body["beta"],
         certificate=Certificate(**body["certificate"]),
@@ -141,6 +148,7 @@ def encode_estimator(estimator: TokenEstimator, codec: Codec) -> dict[str, Any]:
         "seed": estimator.seed_,
         "n_iter": int(estimator.n_iter_),
         "search": codec.encode_all("search.", searched),
+        "data": getattr(estimator, "data_fingerprint_", None),
         "n_features_in": int(estimator.n_features_in_),
         "feature_names_in": [str(name) for name in getattr(estimator, "feature_names_in_", ())],
     }
@@ -158,6 +166,8 @@ def decode_estimator(body: dict[str, Any], codec: Codec) -> TokenEstimator:
     estimator.masked_, estimator.seed_ = body.get("masked", False), body.get("seed", 0)
     for name, value in codec.decode_all(body.get("search", {})).items():
         setattr(estimator, name, _as_arrays(value))
+    if body.get("data") is not None:
+        estimator.data_fingerprint_ = body["data"]
     estimator.n_features_in_ = body["n_features_in"]
     if body["feature_names_in"]:
         estimator.feature_names_in_ = np.array(body["feature_names_in"], dtype=object)

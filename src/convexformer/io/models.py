@@ -68,7 +68,7 @@ def load(folder: str | os.PathLike[str]) -> Any:
         raise ModelFileError(f"{source} holds a {config.get('kind')!r}; expected one of {', '.join(DECODERS)}.")
     try:
         return decode(config["body"], Codec(tensors))
-    except (KeyError, TypeError, ValueError, RuntimeError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, RuntimeError, AttributeError, MemoryError, OverflowError) as error:
         raise ModelFileError(
             f"{source} is damaged or was not written by convexformer.save: {type(error).__name__}: {error}"
         ) from error

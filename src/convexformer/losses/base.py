@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from convexformer.jit import Kernels
 from convexformer.losses.hessian import Hessian
 from convexformer.losses.intercept import MANY_OUTPUTS, trust_region_newton
 from convexformer.registry import Registry
@@ -41,8 +42,13 @@ class Loss(ABC):
     """Whether the loss is ``1/2 ||f - y||^2``."""
     class_labels: ClassVar[bool] = False
     """Whether integer targets are the labels of classes, one output each."""
-    nearly_exact_until: ClassVar[int] = 0
-    """Outputs up to which :meth:`inexact_intercept` in one process on a CPU is right to eight digits, and cheaper."""
+    kernels: ClassVar[Kernels] = {}
+    """Loops that a solve has compiled before it begins (:func:`convexformer.jit.compile_in_time`)."""
+
+    @property
+    def nearly_exact_until(self) -> int:
+        """Outputs up to which :meth:`inexact_intercept` in one process on a CPU is right to eight digits, and cheaper."""
+        return 0
 
     @abstractmethod
     def encode(self, Y: Tensor) -> Tensor:

@@ -8,6 +8,7 @@ from typing import final
 import torch
 from torch import Tensor
 
+from convexformer.jit import ready
 from convexformer.losses import softmax_compiled
 from convexformer.losses.base import LOSSES, Loss, imbalance
 from convexformer.losses.encoding import one_hot, probabilities
@@ -38,7 +39,12 @@ class CrossEntropy(Loss):
     name = "cross_entropy"
     curvature = 0.5
     class_labels = True
-    nearly_exact_until = softmax_compiled.FEW_CLASSES if softmax_compiled.available else 0
+    kernels = softmax_compiled.KERNELS
+
+    @property
+    def nearly_exact_until(self) -> int:
+        """As many classes as the compiled search is for, where it is compiled."""
+        return softmax_compiled.FEW_CLASSES if ready(softmax_compiled.NAME) else 0
 
     def encode(self, Y: Tensor) -> Tensor:
         """Integer labels ``(R,)`` become one-hot rows; rows of probabilities are checked and kept."""

@@ -12,19 +12,24 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from convexformer.jit import available, njit
+from convexformer.jit import Kernels, njit, ready
 from convexformer.rows import LOCAL, Rows
 
 FEW_CLASSES = 32  # up to here a plain loop over pairs of classes is as fast as a matrix product
 EPS = float(np.finfo(np.float64).eps)
 LONGEST_STEP = 20.0
 STEPS = 15
+NAME = "softmax"
 FEW_OUTPUTS = 1 << 15  # up to here the calls of torch cost more than its faster exponential gains
 
 
 def serves(F: Tensor, rows: Rows) -> bool:
-    """Tell whether :func:`best` takes these outputs ``F: (R, c)``: few classes, float64, all rows in this process."""
-    return available and rows.in_process and F.shape[1] <= FEW_CLASSES and not F.is_cuda and F.dtype == torch.float64
+    """Tell whether :func:`best` takes these outputs ``F: (R, c)``: few classes, float64, all rows in this process.
+
+    And whether it is compiled: see :data:`KERNELS`.
+    """
+    here = rows.in_process and not F.is_cuda and F.dtype == torch.float64
+    return here and F.shape[1] <= FEW_CLASSES and ready(NAME)
 
 
 def best(F: Tensor, Y: Tensor, w: Tensor, start: Tensor, tolerance: float = 4 * EPS) -> Tensor | None:
@@ -190,3 +195,12 @@ def _newton(F: Any, Y: Any, w: Any, b: Any, tolerance: float) -> bool:
         b[:] = trial
         worst = there
     return False
+
+
+def _compile_all() -> None:
+    F, Y, w = np.zeros((2, 2)), np.eye(2), np.ones(2)
+    _newton(F, Y, w, np.zeros(2), EPS)
+    _value_and_gradient(F, Y, np.empty(2), np.empty((2, 2)))
+
+
+KERNELS: Kernels = {NAME: _compile_all}

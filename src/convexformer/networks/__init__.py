@@ -8,7 +8,9 @@ from convexformer.networks.fourier import FourierNetwork
 from convexformer.networks.mlp import LinearNetwork, MLPNetwork
 from convexformer.networks.selfattention import MixerNetwork, SelfAttentionNetwork
 from convexformer.networks.simplex import train_in_simplex
+from convexformer.networks.softmax_attention import SoftmaxAttentionNetwork
 from convexformer.networks.standardized import StandardizedNetwork
+from convexformer.networks.token_attention import PositionAttentionNetwork, StochasticAttentionNetwork
 
 NETWORKS: dict[str, type[Network]] = {
     kind.__name__: kind
@@ -20,8 +22,11 @@ NETWORKS: dict[str, type[Network]] = {
         LinearNetwork,
         MLPNetwork,
         MixerNetwork,
+        PositionAttentionNetwork,
         SelfAttentionNetwork,
+        SoftmaxAttentionNetwork,
         StandardizedNetwork,
+        StochasticAttentionNetwork,
         SumNetwork,
     )
 }

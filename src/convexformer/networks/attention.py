@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from convexformer.networks.base import TokenNetwork, fixed, optional, owned
-from convexformer.operators.gates import sample_gates
+from convexformer.operators.gates import open_samples
 from convexformer.registry import one_of
 from convexformer.weights import Weights
 
@@ -45,24 +45,27 @@ class AttentionNetwork(TokenNetwork):
         self.bias = optional(bias)
         self.kind = one_of("decay", decay, ("l1", "l2"))
         self.squeeze = squeeze
-        self.register_buffer("u1", fixed(u1))
-        self.register_buffer("u2", fixed(u2))
-        self.register_buffer("gate_index", fixed(gate_index))
+        self.keep("u1", u1)
+        self.keep("u2", u2)
+        self.keep("gate_index", gate_index)
 
     def forward(self, X: Tensor, mask: Tensor | None = None) -> Tensor:
         """Return outputs ``(N, c)``, or ``(N,)`` if the targets were ``(N,)``."""
         tokens = self.tokens(X, mask, length=self.w1.shape[1])
         scores = self._scores(tokens.X)
         if self.u1 is not None and self.u2 is not None:
-            scores = scores * sample_gates(tokens.X, self.u1, self.u2)[:, self.gate_index]
+            scores = scores * open_samples(tokens.X.detach(), self.u1, self.u2)[:, self.gate_index].to(scores.dtype)
         outputs = scores @ self.w3
         if self.bias is not None:
             outputs = outputs + self.bias
         return outputs.squeeze(-1) if self.squeeze else outputs
 
     def _scores(self, X: Tensor) -> Tensor:
-        """``(N, h)`` the values ``w1_j^T X_i w2_j``, in the order of products that needs less memory."""
-        if X.shape[0] < self.w2.shape[1]:
+        """``(N, h)`` the values ``w1_j^T X_i w2_j``, in the order of products that needs less memory.
+
+        A traced network is for batches of any size, and few samples at a time: its order is fixed.
+        """
+        if torch.compiler.is_compiling() or X.shape[0] < self.w2.shape[1]:
             return ((X @ self.w2.T) * self.w1.T).sum(1)
         return X.flatten(1) @ torch.einsum("hs,hd->sdh", self.w1, self.w2).flatten(0, 1)
 
@@ -89,6 +92,11 @@ class AttentionNetwork(TokenNetwork):
             own = self.gate_index == gate
             Z[gate] = torch.einsum("hs,hd,hc->sdc", w1[own], w2[own], w3[own])
         return Weights(Z, bias)
+
+    @property
+    def token_size(self) -> tuple[int | None, int]:
+        """``(s, d)``."""
+        return self.w1.shape[1], self.w2.shape[1]
 
     def config(self) -> dict[str, Any]:
         """Return the options."""

@@ -1,4 +1,4 @@
-"""Base classes of the networks: tokens are cast to the network's dtype, fixed gates are buffers."""
+"""Base classes of the networks: tensors in, tensors out, in the network's own dtype; fixed gates are buffers."""
 
 from __future__ import annotations
 
@@ -14,11 +14,16 @@ from convexformer.weights import Weights
 
 
 class Network(nn.Module, ABC):
-    """An ordinary network: the nonconvex model of a paper, with the weights that a solution maps to."""
+    """An ordinary network: the nonconvex model of a paper, with the weights that a solution maps to.
+
+    ``forward`` only computes: on tensors it looks at shapes, never at values, and does not wait for a device. So it can be
+    traced (``torch.export``, ``torch.compile(fullgraph=True)``, ONNX), mapped (``torch.func.vmap``) and given a batch of
+    no samples. What a user passes is validated where users pass it: by estimators and by ``Solution.predict``.
+    """
 
     @abstractmethod
     def forward(self, X: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Return outputs for tokens ``X: (N, s, d)``."""
+        """Return outputs for tokens ``X: (N, s, d)``; ``mask: (N, s)`` is True (or 1) where a token is real."""
 
     @abstractmethod
     def decay(self) -> Tensor:
@@ -32,27 +37,48 @@ class Network(nn.Module, ABC):
     def config(self) -> dict[str, Any]:
         """Return what is needed, besides the state dict, to build this network again."""
 
+    @property
+    def token_size(self) -> tuple[int | None, int]:
+        """``(s, d)``: the number of tokens, None where any number will do, and their size; an export asks for it."""
+        raise NotImplementedError(f"{type(self).__name__} does not say the sizes of its tokens: define token_size.")
+
+    def keep(self, name: str, values: Tensor | None) -> None:
+        """Make a copy of the values a buffer; None is a plain attribute: ``torch.export`` stumbles over empty buffers."""
+        if values is None:
+            setattr(self, name, None)
+        else:
+            self.register_buffer(name, fixed(values))
+
+    def extra_repr(self) -> str:
+        """Shapes of parameters and buffers, and the options."""
+        own = [*self._parameters.items(), *self._buffers.items()]
+        shapes = [f"{name}={tuple(values.shape)}" for name, values in own if values is not None]
+        options = [f"{k}={v!r}" for k, v in self.config().items() if not isinstance(v, nn.Module)]
+        return ", ".join([*shapes, *options])
+
 
 class TokenNetwork(Network):
     """A network on tokens; casts its input to its own device and dtype, half precision included."""
 
     def tokens(self, X: Tensor, mask: Tensor | None, length: int | None = None) -> TokenDataset:
-        """Validate and cast; differentiable in the weights, and in ``X`` if it requires a gradient."""
-        like = next(self.parameters())
-        at_least_single = torch.promote_types(like.dtype, torch.float32)
-        found = TokenDataset.of(X, mask, device=like.device, dtype=at_least_single, length=length)
-        tokens = found.X
-        if isinstance(X, Tensor) and X.requires_grad:
-            live = X.reshape(len(X), -1, X.shape[-1]).to(like.device)  # (N, p) is one token per sample
-            live = pad(live, (0, 0, 0, found.n_tokens - live.shape[1]))
-            tokens = live if found.mask is None else torch.where(found.mask[..., None], live, live.new_zeros(()))
-        return TokenDataset(tokens.to(like.dtype), found.mask)
+        """Cast tensors to the network's device and dtype, set masked tokens to zero, pad to ``length`` tokens.
 
-    def inner_mask(self, tokens: TokenDataset, X: Any, mask: Any) -> Tensor | None:
-        """Return the mask for an inner network; an all-true mask tells it that the caller did pass one."""
-        if tokens.mask is None and (mask is not None or isinstance(X, (list, tuple))):
-            return torch.ones(tokens.X.shape[:2], dtype=torch.bool, device=tokens.X.device)
-        return tokens.mask
+        A table ``(N, p)`` is one token a sample. Arrays and ragged lists are read and validated; tensors are not.
+        """
+        like = next(self.parameters())
+        if not isinstance(X, Tensor):
+            at_least_single = torch.promote_types(like.dtype, torch.float32)
+            found = TokenDataset.of(X, mask, device=like.device, dtype=at_least_single, length=length)
+            return TokenDataset(found.X.to(like.dtype), found.mask)
+        X = (X[:, None] if X.ndim == 2 else X).to(like)
+        if mask is None:
+            return TokenDataset(X)
+        real = torch.as_tensor(mask, device=like.device) != 0
+        X = torch.where(real[..., None], X, X.new_zeros(()))  # padding may hold anything, NaN included
+        if length is not None and X.shape[1] < length:
+            missing = length - X.shape[1]
+            X, real = pad(X, (0, 0, 0, missing)), pad(real, (0, missing))
+        return TokenDataset(X, real)
 
 
 class FactorNetwork(TokenNetwork):
@@ -75,15 +101,15 @@ class FactorNetwork(TokenNetwork):
         super().__init__()
         self.w1, self.w2, self.bias = owned(w1), owned(w2), optional(bias)
         self.per_token, self.squeeze = per_token, squeeze
-        self.register_buffer("gates", fixed(gates))
-        self.register_buffer("gate_index", fixed(gate_index))
+        self.keep("gates", gates)
+        self.keep("gate_index", gate_index)
 
     def finish(self, outputs: Tensor, mask: Tensor | None) -> Tensor:
         """Add the bias, to real tokens only, and give the outputs the shape of the targets."""
         if self.bias is not None:
             outputs = outputs + self.bias
         if self.per_token and mask is not None:
-            outputs = outputs * mask[..., None]
+            outputs = outputs * mask[..., None].to(outputs.dtype)
         return outputs.squeeze(-1) if self.squeeze else outputs
 
     def decay(self) -> Tensor:

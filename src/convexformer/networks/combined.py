@@ -26,13 +26,14 @@ class SumNetwork(TokenNetwork):
 
     def forward(self, X: Tensor, mask: Tensor | None = None) -> Tensor:
         """Add the outputs."""
-        tokens = self.tokens(X, mask)
-        inner = self.inner_mask(tokens, X, mask)
-        outputs = torch.stack([part(tokens.X, inner) for part in self.parts]).sum(0)
+        tokens = self.tokens(X, mask, length=self.token_size[0])
+        outputs = torch.stack([part(tokens.X, tokens.mask) for part in self.parts]).sum(0)
         if self.bias is None:
             return outputs
         outputs = outputs + (self.bias if outputs.ndim > 1 else self.bias[0])
-        return outputs if outputs.ndim < 3 or tokens.mask is None else outputs * tokens.mask[..., None]
+        return (
+            outputs if outputs.ndim < 3 or tokens.mask is None else outputs * tokens.mask[..., None].to(outputs.dtype)
+        )
 
     def decay(self) -> Tensor:
         """Add the weight decays, each times its scale."""
@@ -46,6 +47,12 @@ class SumNetwork(TokenNetwork):
     def networks(self) -> list[Network]:
         """Return the parts."""
         return [cast(Network, part) for part in self.parts]
+
+    @property
+    def token_size(self) -> tuple[int | None, int]:
+        """``(s, d)``: a part that needs a number of tokens decides it."""
+        sizes = [part.token_size for part in self.networks()]
+        return next((s for s, _ in sizes if s is not None), None), sizes[0][1]
 
     def config(self) -> dict[str, Any]:
         """No options."""

@@ -7,9 +7,8 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
-from convexformer.data import TokenDataset
 from convexformer.features import TokenFeature
-from convexformer.networks.base import Network, fixed, optional, owned
+from convexformer.networks.base import TokenNetwork, fixed, optional, owned
 from convexformer.operators.kernel import kernel_product
 from convexformer.registry import one_of
 from convexformer.weights import Weights
@@ -17,7 +16,7 @@ from convexformer.weights import Weights
 DECAYS = ("ridge", "frobenius", "nuclear")
 
 
-class _OnFeatures(Network):
+class _OnFeatures(TokenNetwork):
     """What the two share: reading tokens, the bias, the shape of the outputs."""
 
     feature: TokenFeature
@@ -25,12 +24,14 @@ class _OnFeatures(Network):
     squeeze: bool
     decay_kind: str
 
-    def features(self, X: Any, mask: Any) -> Tensor:
+    def features(self, X: Tensor, mask: Tensor | None) -> Tensor:
         """``(N, p)`` normalised features, in the dtype of the weights."""
-        like = next(iter(self.parameters()))
-        length = self.feature.n_tokens_in_ if self.feature.positional else None
-        tokens = TokenDataset.of(X, mask, device=like.device, dtype=like.dtype, length=length)
-        return self.feature.normalised(tokens)
+        return self.feature.embed(self.tokens(X, mask, length=self.token_size[0]))
+
+    @property
+    def token_size(self) -> tuple[int | None, int]:
+        """``(s, d)`` of the map."""
+        return self.feature.n_tokens_in_ if self.feature.positional else None, self.feature.n_features_in_
 
     def finish(self, outputs: Tensor) -> Tensor:
         """Add the bias and give the outputs the shape of the targets."""

@@ -7,9 +7,10 @@ from typing import Any, final
 
 import torch
 from torch import Tensor
+from torch.nn.functional import one_hot
 
-from convexformer.networks.base import FactorNetwork, fixed
-from convexformer.operators.fourier import FourierOperator, fourier_gates
+from convexformer.networks.base import FactorNetwork
+from convexformer.networks.convolution import convolve, open_fourier
 from convexformer.weights import Weights
 
 
@@ -22,6 +23,8 @@ class FourierNetwork(FactorNetwork):
     """
 
     block: Tensor
+    fft: bool = True
+    """False takes matrices instead of FFTs, for runtimes without complex numbers."""
 
     def __init__(
         self,
@@ -38,23 +41,33 @@ class FourierNetwork(FactorNetwork):
         super().__init__(w1, w2, bias, **shared)
         self.blocks, self.blocked = blocks, blocked
         self.grid = tuple(grid) or (w1.shape[1],)
-        self.register_buffer("block", fixed(block))
+        self.keep("block", block)
 
     def forward(self, X: Tensor, mask: Tensor | None = None) -> Tensor:
         """Return outputs ``(N, c)``, or ``(N, s, c)`` per token."""
         tokens = self.tokens(X, mask)
         if tokens.mask is not None or tokens.n_tokens != math.prod(self.grid):
             raise ValueError(
-                f"this network takes {math.prod(self.grid)} unmasked tokens; got shape {tuple(tokens.X.shape)}."
+                f"this network takes {math.prod(self.grid)} tokens and no mask; got X {tuple(tokens.X.shape)}"
+                f"{', and a mask' if tokens.mask is not None else ''}."
             )
-        X = tokens.X.to(torch.promote_types(tokens.X.dtype, torch.float32))  # torch has no FFT in half precision
-        Z, c = self._dense(self.w1, self.w2).to(X.dtype), self.blocks * self.w2.shape[1]
-        gates = None if self.gates is None else fourier_gates(tokens.X.detach(), self.gates, self.grid)
-        operator = FourierOperator(X, self.grid, c, gates, blocks=self.blocks, pooled=not self.per_token)
-        outputs = operator.apply(Z).to(tokens.X.dtype)
-        if self.per_token:
-            outputs = outputs.view(tokens.n_samples, tokens.n_tokens, c)
-        return self.finish(outputs, None)
+        x = tokens.X
+        w1, w2 = (in_block(w, self.block, self.blocks) for w in (self.w1, self.w2))  # (h, s, d), (h, c)
+        if self.gates is None and not self.per_token:  # the mean over tokens of a circular convolution
+            return self.finish(tokens.mean() @ w1.sum(1).T @ w2, None)
+        hidden = convolve(x, w1, self.grid, self.fft)  # (N, s, h)
+        if self.gates is not None and self.gate_index is not None:
+            g = self.gates.shape[1]
+            blocks = torch.arange(self.blocks, device=x.device).repeat_interleave(g)
+            kernels = in_block(self.gates.flatten(0, 1), blocks, self.blocks)  # (B g, s, d)
+            gates = open_fourier(x.detach(), kernels, self.grid, self.fft)
+            hidden = hidden * gates[..., self.block * g + self.gate_index].to(hidden.dtype)
+        return self.finish((hidden if self.per_token else hidden.mean(1)) @ w2, None)
+
+    @property
+    def token_size(self) -> tuple[int | None, int]:
+        """``(s, d)``."""
+        return math.prod(self.grid), self.blocks * self.w1.shape[2]
 
     def lift(self) -> Weights:
         """``Z = sum_j w1_j w2_j^T`` by block and gate; for pooled linear outputs the sum over shifts (see the head)."""
@@ -79,3 +92,9 @@ class FourierNetwork(FactorNetwork):
     def config(self) -> dict[str, Any]:
         """Return the options."""
         return {**super().config(), "blocks": self.blocks, "grid": list(self.grid), "blocked": self.blocked}
+
+
+def in_block(w: Tensor, block: Tensor, blocks: int) -> Tensor:
+    """``(h, ..., k)`` to ``(h, ..., blocks k)``: row j in the channels of ``block[j]``, zeros in the others."""
+    own = one_hot(block, blocks).to(w.dtype)
+    return (own.view(-1, *(1,) * (w.ndim - 2), blocks, 1) * w[..., None, :]).flatten(-2)

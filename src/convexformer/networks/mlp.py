@@ -8,7 +8,7 @@ from torch import Tensor
 
 from convexformer.data import TokenDataset
 from convexformer.networks.base import FactorNetwork, TokenNetwork, fixed, optional, owned
-from convexformer.operators.gates import token_gates
+from convexformer.operators.gates import open_tokens
 from convexformer.operators.mixing import fourier_mix, local_mean
 from convexformer.registry import one_of
 from convexformer.weights import Weights
@@ -43,7 +43,7 @@ class MLPNetwork(FactorNetwork):
         tokens = self._mixed(self.tokens(X, mask))
         hidden = tokens.X @ self.w1.T  # (N, s, h); masked tokens give zeros
         if self.gates is not None:
-            hidden = hidden * token_gates(tokens.X, self.gates)[..., self.gate_index]
+            hidden = hidden * open_tokens(tokens.X.detach(), self.gates)[..., self.gate_index].to(hidden.dtype)
         if not self.per_token:
             hidden = hidden.sum(1) / tokens.lengths[:, None]
         return self.finish(hidden @ self.w2, tokens.mask)
@@ -52,12 +52,17 @@ class MLPNetwork(FactorNetwork):
         if self.mix == "pool":
             return local_mean(tokens, self.window, self.grid)
         if self.mix == "fourier" and tokens.mask is not None:
-            raise ValueError("FNet mixes tokens by position, so a mask has no meaning for it; pass unmasked tokens.")
+            raise ValueError("FNet mixes tokens by position, so a mask has no meaning for it; pass tokens alone.")
         return fourier_mix(tokens) if self.mix == "fourier" else tokens
 
     def mixing(self) -> dict[str, Any]:
         """Return how tokens are mixed."""
         return {"mix": self.mix, "window": self.window, "grid": self.grid}
+
+    @property
+    def token_size(self) -> tuple[int | None, int]:
+        """``(s, d)``; a grid has a number of tokens."""
+        return None if self.grid is None else self.grid[0] * self.grid[1], self.w1.shape[1]
 
     def lift(self) -> Weights:
         """``Z_g = sum_j w1_j w2_j^T`` over the neurons of each gate."""
@@ -87,7 +92,7 @@ class LinearNetwork(TokenNetwork):
 
     def forward(self, X: Tensor, mask: Tensor | None = None) -> Tensor:
         """Return outputs ``(N, c)``, or ``(N,)`` if the targets were ``(N,)``."""
-        outputs = self.tokens(X, mask).mean_token @ self.weight
+        outputs = self.tokens(X, mask).mean() @ self.weight
         if self.bias is not None:
             outputs = outputs + self.bias
         return outputs.squeeze(-1) if self.squeeze else outputs
@@ -95,6 +100,11 @@ class LinearNetwork(TokenNetwork):
     def decay(self) -> Tensor:
         """Return the ridge."""
         return 0.5 * self.weight.square().sum()
+
+    @property
+    def token_size(self) -> tuple[int | None, int]:
+        """Any number of tokens."""
+        return None, self.weight.shape[0]
 
     def lift(self) -> Weights:
         """Return the weight itself."""

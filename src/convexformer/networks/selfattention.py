@@ -13,9 +13,15 @@ from convexformer.operators.gated_attention import attention_gates
 from convexformer.operators.gated_mixer import mixer_gates
 from convexformer.weights import Weights
 
+HEADS_AT_ONCE = 8  # intermediates (N, heads, s, s) and (N, heads, s, d) are formed for so many heads at a time
+
 
 class MatrixNetwork(FactorNetwork):
     """Base of both networks: square ``W1_j``, matrices ``W2_j``, and the lift."""
+
+    def groups(self) -> list[slice]:
+        """Cut the heads into groups."""
+        return [slice(j, j + HEADS_AT_ONCE) for j in range(0, self.w1.shape[0], HEADS_AT_ONCE)]
 
     def lift(self) -> Weights:
         """``Z = sum_j vec_F(W1_j) vec_C(W2_j)^T``, block by gate, as factors."""
@@ -38,20 +44,27 @@ class SelfAttentionNetwork(MatrixNetwork):
         """Return outputs ``(N, c)``, or ``(N, s, c)`` per token."""
         tokens = self.tokens(X, mask)
         x = tokens.X
-        rows = x if self.per_token else tokens.mean_token[:, None]
+        rows = x if self.per_token else tokens.mean()[:, None]
         if self.gates is None or self.gate_index is None:
             context = x.mT @ x  # (N, d, d): linear attention needs the Gram matrix alone
             outputs = torch.einsum("nod,hde,nef,hfc->noc", rows, self.w1, context, self.w2)
         else:
-            real = x.new_ones(x.shape[:2]) if tokens.mask is None else tokens.mask.to(x.dtype)
-            outputs = x.new_zeros((*x.shape[:2], self.w2.shape[2]))
+            outputs = x.new_zeros((*rows.shape[:2], self.w2.shape[2]))
             open_gates = attention_gates(x.detach(), self.gates)
-            for j, gate in enumerate(self.gate_index.tolist()):  # one head at a time: no (N, h, s, s) tensor
-                scores = (x @ self.w1[j] @ x.mT) * open_gates[:, gate]
-                outputs = outputs + scores @ (x @ self.w2[j])
-            if not self.per_token:
-                outputs = (outputs * real[..., None]).sum(1, keepdim=True) / tokens.lengths[:, None, None]
+            real = None if tokens.mask is None else tokens.mask.to(x.dtype)
+            for own in self.groups():
+                scores = x[:, None] @ self.w1[own] @ x.mT[:, None]  # (N, heads, s, s)
+                scores = scores * open_gates[:, self.gate_index[own]].to(x.dtype)
+                if not self.per_token:  # the mean over real tokens comes first: it is linear
+                    scores = scores if real is None else scores * real[:, None, :, None]
+                    scores = scores.sum(2, keepdim=True) / tokens.lengths[:, None, None, None]
+                outputs = outputs + (scores @ (x[:, None] @ self.w2[own])).sum(1)
         return self.finish(outputs if self.per_token else outputs[:, 0], tokens.mask)
+
+    @property
+    def token_size(self) -> tuple[int | None, int]:
+        """Any number of tokens."""
+        return None, self.w1.shape[1]
 
 
 @final
@@ -75,14 +88,21 @@ class MixerNetwork(MatrixNetwork):
         x = tokens.X
         if x.shape[1] != self.w1.shape[1] or tokens.mask is not None:
             raise ValueError(
-                f"a mixer of {self.w1.shape[1]} tokens takes that many, unmasked; got shape {tuple(x.shape)}."
+                f"this mixer takes {self.w1.shape[1]} tokens and no mask; got X {tuple(x.shape)}"
+                f"{', and a mask' if tokens.mask is not None else ''}."
             )
         outputs = x.new_zeros((x.shape[0], x.shape[1] if self.per_token else 1, self.w2.shape[2]))
-        open_gates = None if self.gates is None else mixer_gates(x.detach(), self.gates)
-        index = [0] * len(self.w1) if self.gate_index is None else self.gate_index.tolist()
-        for j, gate in enumerate(index):
-            mixed = self.w1[j] @ x
-            if open_gates is not None:
-                mixed = mixed * open_gates[:, gate]
-            outputs = outputs + (mixed if self.per_token else mixed.mean(1, keepdim=True)) @ self.w2[j]
+        open_gates = None if self.gates is None else mixer_gates(x.detach(), self.gates)  # (N, g, s, d)
+        for own in self.groups():
+            w1 = self.w1[own] if self.per_token or open_gates is not None else self.w1[own].mean(1, keepdim=True)
+            mixed = w1 @ x[:, None]  # (N, heads, s, d)
+            if open_gates is not None and self.gate_index is not None:
+                mixed = mixed * open_gates[:, self.gate_index[own]].to(x.dtype)
+                mixed = mixed if self.per_token else mixed.mean(2, keepdim=True)
+            outputs = outputs + (mixed @ self.w2[own]).sum(1)
         return self.finish(outputs if self.per_token else outputs[:, 0], None)
+
+    @property
+    def token_size(self) -> tuple[int | None, int]:
+        """``(s, d)``."""
+        return self.w1.shape[1], self.w2.shape[1]

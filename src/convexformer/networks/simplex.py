@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from typing import final
+from typing import TypeAlias, TypeVar, final
 
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from convexformer.networks.attention import AttentionNetwork
+from convexformer.networks.token_attention import PositionAttentionNetwork, StochasticAttentionNetwork
+
+SimplexNetwork: TypeAlias = AttentionNetwork | PositionAttentionNetwork | StochasticAttentionNetwork
+"""The networks whose ``w1`` has rows in the simplex."""
+T = TypeVar("T", bound=SimplexNetwork)
 
 
 @final
@@ -24,7 +29,7 @@ class Softmax(nn.Module):
         return rows.clamp_min(1e-12).log()
 
 
-def train_in_simplex(network: AttentionNetwork) -> AttentionNetwork:
+def train_in_simplex(network: T) -> T:
     """Make ``w1`` the softmax of free parameters, so that unconstrained optimisers keep ``w1`` in the simplex."""
     parametrize.register_parametrization(network, "w1", Softmax())
     return network

@@ -25,8 +25,10 @@ class StandardizedNetwork(TokenNetwork):
 
     def forward(self, X: Tensor, mask: Tensor | None = None) -> Tensor:
         """Return the network's outputs on standardised tokens."""
-        tokens = self.tokens(X, mask).standardized(self.mean, self.scale)
-        return self.network(tokens.X, self.inner_mask(tokens, X, mask))
+        tokens = self.tokens(X, mask, length=self.token_size[0])
+        mean, scale = self.mean.to(tokens.X.dtype), self.scale.to(tokens.X.dtype)
+        tokens = tokens.standardized(mean, scale)
+        return self.network(tokens.X, tokens.mask)
 
     def decay(self) -> Tensor:
         """Return the weight decay of the inner network."""
@@ -35,6 +37,11 @@ class StandardizedNetwork(TokenNetwork):
     def lift(self) -> Weights:
         """Return the lift of the inner network, a point of the program on standardised tokens."""
         return self.network.lift()
+
+    @property
+    def token_size(self) -> tuple[int | None, int]:
+        """That of the network inside."""
+        return self.network.token_size
 
     def config(self) -> dict[str, Any]:
         """No options of its own."""

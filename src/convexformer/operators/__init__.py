@@ -1,6 +1,6 @@
 """Operators: matrix-free maps from weights to outputs, with their adjoints."""
 
-from convexformer.operators.base import Operator, RowGram, TokenFeatures
+from convexformer.operators.base import Operator, RowGram, Separable, TokenFeatures
 from convexformer.operators.bilinear import BilinearOperator, FactoredView, ImplicitMatrix
 from convexformer.operators.budget import Budget, budget_on, memory_budget
 from convexformer.operators.combined import SumOperator
@@ -12,6 +12,7 @@ from convexformer.operators.gated_mixer import GatedMixerOperator
 from convexformer.operators.kernel import KernelOperator, RepresenterDual, StackedDual
 from convexformer.operators.lowrank import LowRank
 from convexformer.operators.mixer import MixerOperator
+from convexformer.operators.positions import PositionOperator
 from convexformer.operators.selfattention import SelfAttentionOperator
 
 __all__ = [
@@ -28,9 +29,11 @@ __all__ = [
     "LowRank",
     "MixerOperator",
     "Operator",
+    "PositionOperator",
     "RepresenterDual",
     "RowGram",
     "SelfAttentionOperator",
+    "Separable",
     "StackedDual",
     "SumOperator",
     "TokenFeatures",

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, final, runtime_checkable
 
 import torch
 from torch import Tensor
 
-from convexformer.operators.moments import Moments
+from convexformer.operators.moments import Moments, Turns
 from convexformer.rows import LOCAL, Rows
 
 if TYPE_CHECKING:
@@ -43,6 +43,14 @@ class RowGram(Protocol):
 
     def represent(self, alpha: Tensor) -> Tensor:
         """``Z = sum_i phi_i alpha_i^T`` in the operator's weights, for ``alpha: (R, c)``."""
+
+
+@runtime_checkable
+class Separable(Protocol):
+    """An operator each of whose rows depends on one slice ``Z[r]`` alone: as many independent maps as there are slices."""
+
+    def positions(self) -> Iterator[tuple[Operator, Tensor]]:
+        """Yield, for each slice, the map from it to its outputs, and the rows that these are."""
 
 
 class Operator(ABC):
@@ -78,6 +86,13 @@ class Operator(ABC):
         """Return second moments of the features, weighted by ``w: (R,)``, for a solver to scale its steps; None if unknown.
 
         ``centred``: about the mean, which an intercept absorbs. They need not be exact.
+        """
+        return None
+
+    def turned(self, rows: Turns, columns: Turns) -> Operator | None:
+        """Return ``A'`` with ``A'(Q^T Z P) = A(Z)`` for orthogonal ``Q`` and ``P``, axis by axis as in :meth:`moments`.
+
+        None where the features cannot be turned once and for all.
         """
         return None
 

@@ -9,11 +9,11 @@ from typing import final
 import torch
 from torch import Tensor
 
-from convexformer.operators.base import Operator
+from convexformer.operators.base import Operator, TokenFeatures
 from convexformer.operators.budget import budget_on
 from convexformer.operators.kernel import RepresenterDual, StackedDual
 from convexformer.operators.lowrank import LowRank
-from convexformer.operators.moments import Moments
+from convexformer.operators.moments import Moments, Turns
 from convexformer.rows import LOCAL, Rows
 
 NORM_PROBES = 8  # random vectors that estimate a Frobenius norm
@@ -45,6 +45,11 @@ class BilinearOperator(Operator):
 
     def dense_pays(self, m: int) -> bool:
         """Tell whether ``m`` terms cost more one by one than through dense matrices; never where those are large."""
+        return False
+
+    @property
+    def one_product(self) -> bool:
+        """Whether ``A`` is one product of a dense matrix with dense weights: then evaluations cost more than products do."""
         return False
 
     @property
@@ -245,9 +250,27 @@ class FactoredView(BilinearOperator):
         """Those of the inner operator."""
         return self.inner.moments(w, rows, centred=centred)
 
+    def turned(self, rows: Turns, columns: Turns) -> FactoredView | None:
+        """The inner operator along other axes."""
+        inner = self.inner.turned(rows, columns)
+        return None if inner is None else FactoredView(inner)
+
+    @property
+    def one_product(self) -> bool:
+        """Yes, or nearly so."""
+        return True
+
     def dense_pays(self, m: int) -> bool:
         """Always: that is its point."""
         return True
+
+    def token_features(self) -> TokenFeatures | None:
+        """Those of the inner operator."""
+        return self.inner.token_features()
+
+    def restricted(self, tokens: Tensor) -> FactoredView:
+        """The inner operator on some of the tokens."""
+        return FactoredView(self.inner.restricted(tokens))
 
     def adjoint_block(self, V: Tensor, b: int) -> Tensor:
         """One block of the adjoint, which is formed once for each ``V``."""

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from convexformer.operators.base import Operator, TokenFeatures, gather_tokens, times
-from convexformer.operators.moments import Axis, Moments, block_moments
+from convexformer.operators.moments import Axis, Moments, Turns, block_moments, turned_blocks
 from convexformer.rows import LOCAL, Rows
 
 
@@ -85,6 +85,13 @@ class DenseOperator(Operator):
         positions = None if tall is None else tall.sum(0, keepdim=True)
         channels = None if wide is None else wide.sum(0, keepdim=True)
         return Moments((Axis(s, positions),), (Axis(d, channels), Axis(c)))
+
+    def turned(self, rows: Turns, columns: Turns) -> DenseOperator | None:
+        """The features along other axes."""
+        if self.columns is not None or columns[-1] is not None:
+            return None
+        features = self.features if rows[0] is None else turned_blocks(self.features, rows[0].to(self.features))
+        return DenseOperator(features, self.axes, self.n_outputs)
 
     def token_features(self) -> TokenFeatures | None:
         """The tokens, where the features are tokens side by side."""

@@ -210,16 +210,11 @@ class FourierOperator(Operator):
 
     def _fft(self, x: Tensor) -> Tensor:
         """Real FFT over the grid of axis 1: ``(n, s, k) -> (n, f, k)``."""
-        n, _, k = x.shape
-        hat = torch.fft.rfftn(x.reshape(n, *self.grid, k), dim=tuple(range(1, 1 + len(self.grid))))
-        return hat.reshape(n, -1, k)
+        return grid_fft(x, self.grid)
 
     def _ifft(self, hat: Tensor) -> Tensor:
         """Inverse of :meth:`_fft`: ``(n, f, k) -> (n, s, k)``."""
-        n, _, k = hat.shape
-        half = (*self.grid[:-1], self.grid[-1] // 2 + 1)
-        dims = tuple(range(1, 1 + len(self.grid)))
-        return torch.fft.irfftn(hat.reshape(n, *half, k), s=self.grid, dim=dims).reshape(n, self.s, k)
+        return grid_ifft(hat, self.grid)
 
 
 @final
@@ -291,6 +286,24 @@ def fourier_gates(X: Tensor, h: Tensor, grid: tuple[int, ...]) -> Tensor:
             open_gates[near] = _direct_sums(x, h, grid, near) >= 0
         parts.append(open_gates)
     return torch.cat(parts)
+
+
+def grid_fft(x: Tensor, grid: tuple[int, ...]) -> Tensor:
+    """Real FFT over the grid of axis 1: ``(n, s, k) -> (n, f, k)``."""
+    if x.numel() == 0:  # the transforms of MKL refuse it
+        kind = torch.complex128 if x.dtype == torch.float64 else torch.complex64
+        return x.new_zeros((x.shape[0], math.prod(grid[:-1]) * (grid[-1] // 2 + 1), x.shape[2]), dtype=kind)
+    hat = torch.fft.rfftn(x.unflatten(1, grid), dim=tuple(range(1, 1 + len(grid))))
+    return hat.flatten(1, len(grid))
+
+
+def grid_ifft(hat: Tensor, grid: tuple[int, ...]) -> Tensor:
+    """Inverse of :func:`grid_fft`: ``(n, f, k) -> (n, s, k)``."""
+    if hat.numel() == 0:
+        return hat.new_zeros((hat.shape[0], math.prod(grid), hat.shape[2]), dtype=hat.real.dtype)
+    half = (*grid[:-1], grid[-1] // 2 + 1)
+    x = torch.fft.irfftn(hat.unflatten(1, half), s=grid, dim=tuple(range(1, 1 + len(grid))))
+    return x.flatten(1, len(grid))
 
 
 def _direct_sums(x: Tensor, h: Tensor, grid: tuple[int, ...], where: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from convexformer.operators.base import Operator, TokenFeatures, gather_tokens, times
-from convexformer.operators.moments import Axis, Moments, block_moments
+from convexformer.operators.moments import Axis, Moments, Turns, block_moments, turned_blocks
 from convexformer.rows import LOCAL, Rows
 
 
@@ -53,6 +53,13 @@ class GatedOperator(Operator):
         d, c = self.axes[-1], self.weight_shape[-1]
         X = self.features.view(len(self.features), -1, d)
         return Moments((Axis(d, block_moments(X, w, rows, centred=centred)),), (Axis(c),))
+
+    def turned(self, rows: Turns, columns: Turns) -> GatedOperator | None:
+        """The features along other axes, which gates share."""
+        if columns[-1] is not None:
+            return None
+        features = self.features if rows[0] is None else turned_blocks(self.features, rows[0].to(self.features))
+        return GatedOperator(features, self.gates, self.axes, self.weight_shape[-1])
 
     def token_features(self) -> TokenFeatures | None:
         """Tokens and gates, where the features are tokens side by side."""

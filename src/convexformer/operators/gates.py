@@ -30,19 +30,27 @@ def draw(shape: tuple[int, ...], seed: int) -> Tensor:
 
 def sample_gates(X: Tensor, u1: Tensor, u2: Tensor) -> Tensor:
     """``(N, g)`` bool, ``1{u1_g^T X_i u2_g >= 0}`` for ``X: (N, s, d)``, ``u1: (g, s)``, ``u2: (g, d)``."""
+    chunks = sample_chunks(len(X), 2 * X.shape[1] * X.shape[2], X, torch.float64)
+    return torch.cat([open_samples(X[part], u1, u2) for part in chunks])
+
+
+def open_samples(X: Tensor, u1: Tensor, u2: Tensor) -> Tensor:
+    """What :func:`sample_gates` decides, for a batch in one go."""
     u1, u2 = u1.to(X.device, torch.float64), u2.to(X.device, torch.float64)
     rank_one = (u1[:, :, None] * u2[:, None, :]).flatten(1).T  # (s d, g): one product, and no temporary of size N s g
-    chunks = sample_chunks(len(X), 2 * X.shape[1] * X.shape[2], X, torch.float64)
-    return torch.cat([X[part].flatten(1).to(torch.float64) @ rank_one >= 0 for part in chunks])
+    return X.flatten(1).to(torch.float64) @ rank_one >= 0
 
 
 def token_gates(H: Tensor, h: Tensor) -> Tensor:
     """``(..., g)`` bool, ``1{h_g^T H_t >= 0}`` for tokens ``H: (..., d)`` and ``h: (g, d)``."""
-    h = h.to(H.device, torch.float64)
     flat = H.reshape(-1, H.shape[-1])
     chunks = sample_chunks(len(flat), 2 * (H.shape[-1] + h.shape[0]), H, torch.float64)
-    parts = [flat[part].to(torch.float64) @ h.T >= 0 for part in chunks]
-    return torch.cat(parts).view(*H.shape[:-1], h.shape[0])
+    return torch.cat([open_tokens(flat[part], h) for part in chunks]).view(*H.shape[:-1], h.shape[0])
+
+
+def open_tokens(H: Tensor, h: Tensor) -> Tensor:
+    """What :func:`token_gates` decides, for a batch in one go."""
+    return H.to(torch.float64) @ h.to(H.device, torch.float64).T >= 0
 
 
 # ---------------------------------------------------------------------- rules: tokens to gates
@@ -209,9 +217,6 @@ def hold_gates(X: Tensor, rule: GateRule) -> Gates:
 
 
 def all_gates(X: Tensor, rule: GateRule) -> Tensor:
-    """``(N, g, *shape)`` bool, for networks on a batch of samples."""
-    _, s, d = X.shape
-    rows, columns = rule.shape(s, d)
-    chunks = sample_chunks(len(X), s * d + 2 * rows * columns + d * max(s, d), X, torch.float64)
-    parts = [[rule.decide(X[part].to(torch.float64), b) for b in range(rule.n_gates)] for part in chunks]
-    return torch.cat([torch.stack(part, 1) for part in parts])
+    """``(N, g, *shape)`` bool, for networks on a batch of samples in one go."""
+    x = X.to(torch.float64)
+    return torch.stack([rule.decide(x, b) for b in range(rule.n_gates)], 1)

@@ -112,9 +112,12 @@ class LowRank:
                 f"Z of shape {self.shape} has {self.n_blocks * p * q:,} numbers, too many to form. Use its factors "
                 "(weights.Z.U, weights.Z.V) or the network."
             )
+        if self.n_blocks == 1:
+            return (self.U.T @ self.V).reshape(self.shape)
         Z = self.U.new_zeros((self.n_blocks, p, q))
-        for b, own in self.spans():
-            Z[b] = self.U[own].T @ self.V[own]
+        if self.n_terms:
+            stack = Stack(self)
+            Z[stack.numbers] = stack.put(self.U).mT @ stack.put(self.V)
         return Z.reshape(self.shape)
 
     def singular_values(self) -> Tensor:
@@ -127,19 +130,20 @@ class LowRank:
 
         ``1/2 (|U|^2 + |V|^2)`` is then the nuclear norm.
         """
-        U, V, block = [], [], []
-        for _, own in self.spans():
-            Qu, Qv, core = _cores(self.U[own], self.V[own])
-            L, sigma, Rh = torch.linalg.svd(core, full_matrices=False)
-            root = sigma.sqrt()[:, None]
-            U.append(root * (Qu @ L).T)
-            V.append(root * (Rh @ Qv.T))
-            block.append(self.block[own][:1].expand(len(sigma)))
-        if not U:
+        if self.n_terms == 0:
             return self
-        joined = LowRank(torch.cat(U), torch.cat(V), torch.cat(block), self.shape)
-        sizes = joined.V.square().sum(1)  # the singular values
-        return joined.select(sizes > tolerance * sizes.max())
+        stack = Stack(self)
+        Qu, Qv, core = _cores(stack.put(self.U), stack.put(self.V))
+        L, sigma, Rh = torch.linalg.svd(core, full_matrices=False)  # (B', k), falling
+        root = sigma.sqrt()[..., None]
+        U, V = root * (Qu @ L).mT, root * (Rh @ Qv.mT)
+        rank = torch.arange(sigma.shape[1], device=self.device)
+        keep = (sigma > tolerance * sigma.max()) & (rank < stack.counts[:, None])
+        own, place = keep.nonzero(as_tuple=True)
+        counts = [0] * self.n_blocks
+        for b, n in zip(stack.blocks, keep.sum(1).tolist(), strict=True):
+            counts[b] = n
+        return LowRank(U[own, place], V[own, place], stack.numbers[own], self.shape, tuple(counts))
 
     def select(self, keep: Tensor) -> LowRank:
         """Return some of the terms."""
@@ -156,7 +160,41 @@ class LowRank:
 
 
 def _cores(U: Tensor, V: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """``U^T V = Qu core Qv^T`` with orthonormal ``Qu: (p, a)``, ``Qv: (q, b)`` and a small ``core``."""
-    Qu, Ru = torch.linalg.qr(U.T)
-    Qv, Rv = torch.linalg.qr(V.T)
-    return Qu, Qv, Ru @ Rv.T
+    """``U^T V = Qu core Qv^T`` with orthonormal ``Qu: (p, a)``, ``Qv: (q, b)`` and a small ``core``; stacks as well."""
+    Qu, Ru = torch.linalg.qr(U.mT)
+    Qv, Rv = torch.linalg.qr(V.mT)
+    return Qu, Qv, Ru @ Rv.mT
+
+
+@final
+class Stack:
+    """The terms of each block in use side by side: rows ``(m, n)`` as ``(B', r, n)``, zero where a block has fewer.
+
+    Products of all blocks are then batched ones.
+    """
+
+    def __init__(self, Z: LowRank) -> None:
+        spans = Z.spans()
+        self.blocks = [b for b, _ in spans]
+        counts = [own.stop - own.start for _, own in spans]
+        self.depth = max(counts, default=0)
+        device = Z.device
+        self.counts = torch.tensor(counts, device=device)
+        self.numbers = torch.tensor(self.blocks, device=device)
+        self._place: Tensor | None = None
+        if any(n < self.depth for n in counts):
+            first = torch.arange(len(counts), device=device) * self.depth
+            rank = torch.cat([torch.arange(n, device=device) for n in counts])
+            self._place = first.repeat_interleave(self.counts) + rank
+
+    def put(self, X: Tensor) -> Tensor:
+        """``(m, n)`` to ``(B', r, n)``."""
+        shape = (len(self.blocks), self.depth, X.shape[1])
+        if self._place is None:
+            return X.reshape(shape)
+        return X.new_zeros((shape[0] * shape[1], shape[2])).index_copy(0, self._place, X).view(shape)
+
+    def take(self, X: Tensor) -> Tensor:
+        """``(B', r, n)`` to ``(m, n)``."""
+        flat = X.reshape(-1, X.shape[2])
+        return flat if self._place is None else flat.index_select(0, self._place)

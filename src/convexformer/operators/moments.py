@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import final
+from typing import TypeAlias, final
 
 from torch import Tensor
 
@@ -13,6 +13,10 @@ from convexformer.rows import Rows
 AXIS_WORK = 2e8  # operations of all eigendecompositions of one axis, at most: a few tenths of a second
 AXIS_SIDE = 640  # the longest axis that is turned
 SAMPLED_BLOCKS = 8  # blocks that stand for all where each one's own moments would cost too much
+
+
+Turns: TypeAlias = "tuple[Tensor | None, ...]"
+"""For each axis ``(k, n, n)`` with new axes in columns, block ``b`` has number ``b % k``; None: left as it is."""
 
 
 @final
@@ -69,3 +73,12 @@ def mixing_moments(X: Tensor, c: int, rows: Rows, like: Tensor) -> Moments:
         channels.addmm_(wide.T, wide)
     positions, channels = rows.total(positions.to(like)), rows.total(channels.to(like))
     return Moments((Axis(s, positions[None]), Axis(s)), (Axis(d, channels[None]), Axis(c)))
+
+
+def turned_blocks(features: Tensor, turn: Tensor) -> Tensor:
+    """``features: (R, B * d)`` with each block of ``d`` along the axes ``turn: (B or 1, d, d)``."""
+    d = turn.shape[-1]
+    if len(turn) == 1:
+        return (features.reshape(-1, d) @ turn[0]).view(features.shape)
+    X = features.view(len(features), -1, d).transpose(0, 1)  # (B, R, d)
+    return (X @ turn).transpose(0, 1).reshape(features.shape)

@@ -11,9 +11,11 @@ from torch import Tensor
 from convexformer.operators.bilinear import DENSE_WEIGHTS, BilinearOperator, kept_rows, row_grid
 from convexformer.operators.budget import sample_chunks, worth_storing
 from convexformer.operators.lowrank import LowRank
-from convexformer.operators.moments import Axis, Moments
+from convexformer.operators.moments import Axis, Moments, Turns
 from convexformer.rows import LOCAL, Rows
 
+FEW_FEATURES = 1 << 18
+"""Products of Gram matrices and pooled rows are kept up to this many: one small product costs less than several steps."""
 HALF_SHARE = 8
 """Upper triangles of Gram matrices are kept up to this fraction of the budget for what is stored; else gathered anew."""
 
@@ -173,8 +175,18 @@ class SelfAttentionOperator(BilinearOperator):
 
     # ------------------------------------------------------------------ dense weights
 
+    @cached_property
+    def _features(self) -> Tensor | None:
+        """``(N, k a k)`` all ``G_i[k, l] L_i[a]``, where rows are pooled and that is little: ``A`` is then one product."""
+        many = self.N * self.k**2 * self.a > FEW_FEATURES or self._like.is_cuda
+        if many or self.r > 1 or self.kept is not None or not isinstance(self.G, Tensor):
+            return None
+        return (self.G[:, :, None, :] * self.L[:].view(self.N, 1, self.a, 1)).reshape(self.N, -1)
+
     def apply_dense(self, Z: Tensor) -> Tensor:
         """``L_i sum_{k<=l} G_i[k, l] (Z^(k,l) + Z^(l,k))``: O(N k^2 a c / 2), since Gram matrices are symmetric."""
+        if self._features is not None:
+            return self._features @ Z.reshape(-1, self.c)
         blocks = Z.view(self.k, self.a, self.k, self.c).transpose(1, 2)  # (k, l, a, c)
         row, col = self._triangle
         wide = blocks[row, col] + (row != col).to(Z.dtype)[:, None, None] * blocks[col, row]
@@ -185,6 +197,8 @@ class SelfAttentionOperator(BilinearOperator):
 
     def adjoint(self, V: Tensor) -> Tensor:
         """``sum_i G_i (x) (L_i^T V_i)``: O(N k^2 a c / 2)."""
+        if self._features is not None:
+            return (self._features.T @ V).view(self.weight_shape)
         R, (row, col) = self._grid(V), self._triangle
         half = V.new_zeros((len(row), self.a * self.c))
         for part in self._wide_parts():
@@ -231,6 +245,22 @@ class SelfAttentionOperator(BilinearOperator):
         shared = Axis(self.k, rows.total(keys)[None])
         return Moments((shared, Axis(self.a, rows.total(own)[None])), (shared, Axis(self.c)))
 
+    def turned(self, rows: Turns, columns: Turns) -> SelfAttentionOperator | None:
+        """Output rows and Gram matrices along other axes, where both are held; rows of ``Z`` are ``(k, a)``."""
+        (keys, own), (keys_too, outputs) = rows, columns
+        held = isinstance(self.L, Tensor) and isinstance(self.G, Tensor)
+        if not held or outputs is not None or keys is not keys_too:
+            return None
+        L, G = self.L, self.G
+        assert isinstance(L, Tensor)
+        assert isinstance(G, Tensor)
+        if own is not None:
+            L = L @ own[0].to(L)
+        if keys is not None:
+            Q = keys[0].to(G)
+            G = Q.T @ G @ Q
+        return SelfAttentionOperator(L, G, self.c, self.keep)
+
     # ------------------------------------------------------------------ pieces
 
     @property
@@ -238,8 +268,15 @@ class SelfAttentionOperator(BilinearOperator):
         """The operations of the dense adjoint over those of a product with one vector."""
         return self.a * self.c / (4 * min(self.c, self.r))
 
+    @property
+    def one_product(self) -> bool:
+        """Where the features are kept."""
+        return self._features is not None
+
     def dense_pays(self, m: int) -> bool:
         """Compare the operations of both ways."""
+        if self._features is not None:
+            return True
         # one large product runs several times faster than many small ones of as many operations
         return self.size <= DENSE_WEIGHTS and 8 * m * min(2 * self.c, 3 * self.r) > self.a * self.c
 

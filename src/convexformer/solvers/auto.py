@@ -10,18 +10,32 @@ from convexformer.objective import HasObjective, Objective, objective_of
 from convexformer.operators import BilinearOperator
 from convexformer.solvers.base import Solver
 from convexformer.solvers.block_newton import BlockNewton
+from convexformer.solvers.by_position import ByPosition, parts_of
 from convexformer.solvers.cost import explain_prediction, predicted_seconds
 from convexformer.solvers.fista import Fista
+from convexformer.solvers.frank_wolfe import FrankWolfe
 from convexformer.solvers.staircase import Staircase
 from convexformer.solvers.working_set import WorkingSet
 
-SOLVERS: dict[str, Solver] = {solver.name: solver for solver in (Fista(), Staircase(), WorkingSet(), BlockNewton())}
+SOLVERS: dict[str, Solver] = {
+    solver.name: solver
+    for solver in (
+        Fista(),
+        Staircase(),
+        WorkingSet(),
+        BlockNewton(),
+        ByPosition(lambda part: SOLVERS[select(part)]),
+        FrankWolfe(),
+    )
+}
 
 SELECTION = """
 device  penalty               operator  condition                        solver
 any     norms and ridges      features  no prox, or more weights of one  block_newton
                                         output than rows, and not tiny
+CPU     sums over slices      position  a part alone is not for fista    by_position
 CPU     nuclear norm          bilinear  weights > few_weights            staircase
+any     no nuclear norm       any       rows x weights <= few_products   fista
 CPU     priced (solvers.cost) any       least predicted seconds          fista, staircase or working_set
 GPU     nuclear norm          bilinear  weights > few_weights            staircase
 GPU     nuclear norm          any       short side of Z > short_side     staircase
@@ -40,11 +54,12 @@ class AutoOptions:
 
     few_weights: int = 1 << 11
     """Entries of a dense ``Z`` up to which thresholding it is cheaper than factors (benchmarks/heads.py, P4 small)."""
-    caution: float = 0.6
+    caution: float = 0.75
     """FISTA is taken where its predicted seconds are below this fraction of those of working sets: conditioning, which
     prices see but roughly, slows it most (benchmarks/real/run.py and P2 of benchmarks/tokens/run.py)."""
     few_products: int = 1 << 14
-    """Rows times weights up to which FISTA beats Newton's method on blocks of features."""
+    """Rows times weights up to which FISTA is done before other solvers have set up their parts; it works in float64
+    throughout, so that samples of weight two and samples given twice lead to the same digits. Not for nuclear norms."""
     short_side: int = 16
     """Short side of ``Z`` up to which singular-value thresholding on a GPU is cheaper (benchmarks/gpu_heads.py)."""
     dense_entries: int = 1 << 26
@@ -62,12 +77,18 @@ def select(objective: Objective, options: AutoOptions = AutoOptions()) -> str:  
     wide = objective.n_rows * objective.n_outputs <= math.prod(shape)
     if "block_newton" in serving and ((wide and not tiny) or not objective.penalty.proximal):
         return "block_newton"
+    if "by_position" in serving and not tiny and not objective.like.is_cuda:
+        first = next(part for _, part in parts_of(objective))
+        if select(first, options) != "fista":  # FISTA takes all positions at once
+            return "by_position"
     if isinstance(objective.operator, BilinearOperator):
         pays = math.prod(shape) > options.few_weights
     else:
         pays = objective.like.is_cuda and min(shape[-2:]) > options.short_side
     if "staircase" in serving and pays:
         return "staircase"
+    if "staircase" not in serving and "fista" in serving and tiny:
+        return "fista"
     predicted = _predicted(objective)
     priced = {name: predicted[name] for name in serving if name in predicted}
     if priced:

@@ -9,6 +9,7 @@ from weakref import WeakKeyDictionary
 
 from torch import Tensor
 
+from convexformer.jit import Kernels
 from convexformer.objective import Evaluation, Objective
 from convexformer.operators import Operator
 from convexformer.solvers.monitor import STALL_CHECKS, Monitor
@@ -35,6 +36,10 @@ class Solver(ABC):
     def prepare(self, objective: Objective) -> Objective:
         """Return the same objective in the form that suits the solver: compressed, or with a factored operator."""
         return objective
+
+    def kernels(self, objective: Objective) -> Kernels:
+        """Return what must be compiled before the solver runs; nothing by default."""
+        return {}
 
     @abstractmethod
     def solve(self, objective: Objective, start: Weights, monitor: Monitor) -> None:

@@ -2,7 +2,7 @@
 
 A prediction is a sum of a few counts at measured prices, times a growth of the iterations::
 
-    seconds = anisotropy^power * (overhead + a * products + b * outputs + c * spectra + d * thresholds)
+    seconds = anisotropy^power * (overhead + a * products + b * passes + c * outputs + d * spectra + e * thresholds)
 
 First-order methods take more iterations the further the features are from equal singular values; solvers that use the
 curvature hardly do. Prices are those of a solve to a relative gap of 1e-3 on one thread; ``benchmarks/real/run.py
@@ -34,6 +34,8 @@ class Counts:
     """One solve."""
     products: float = 0.0
     """1e9 multiply-adds of a product with dense weights, rows x weights; of the data of a bilinear operator x outputs."""
+    passes: float = 0.0
+    """The same, of the rows before the squared loss is compressed: working sets need the samples themselves."""
     outputs: float = 0.0
     """1e6 outputs, rows x c: the loss, its intercept and its curvature."""
     spectra: float = 0.0
@@ -51,6 +53,7 @@ class Prices:
 
     overhead: float = 0.0
     products: float = 0.0
+    passes: float = 0.0
     outputs: float = 0.0
     spectra: float = 0.0
     thresholds: float = 0.0
@@ -70,24 +73,24 @@ PRICED = tuple(field.name for field in fields(Prices))[:-1]
 
 PRICES: dict[str, dict[str, Prices]] = {
     "groups": {
-        "fista": Prices(overhead=0.17, products=12, outputs=14, power=0.5),
-        "working_set": Prices(overhead=0.062, products=35, outputs=22, spectra=0.27),
+        "fista": Prices(overhead=0.018, passes=6.8, outputs=10, power=0.5),
+        "working_set": Prices(overhead=0.025, passes=57, outputs=18, spectra=0.024),
     },
     "groups, squared loss": {
-        "fista": Prices(overhead=0.016, products=34, outputs=12, power=0.25),
-        "working_set": Prices(overhead=0.01, products=18, outputs=20, spectra=0.055, power=0.25),
+        "fista": Prices(overhead=0.034, products=30, power=0.25),
+        "working_set": Prices(overhead=0.0062, passes=24, spectra=0.048, power=0.25),
     },
     "nuclear": {
-        "fista": Prices(overhead=0.011, outputs=17, power=0.75),
-        "staircase": Prices(overhead=0.021, products=0.23, outputs=19, thresholds=860, power=0.25),
+        "fista": Prices(overhead=0.0055, outputs=6.1, power=0.75),
+        "staircase": Prices(overhead=0.017, products=7.6, outputs=8.3, thresholds=190, power=0.25),
     },
     "nuclear, token slices": {
-        "fista": Prices(overhead=0.05, outputs=22, power=0.75),
-        "staircase": Prices(overhead=0.053, products=48, outputs=94, power=0.25),
-        "working_set": Prices(overhead=0.74, products=100),
+        "fista": Prices(overhead=0.014, passes=4.8, outputs=19, power=0.5),
+        "staircase": Prices(overhead=0.013, passes=29, outputs=35, power=0.25),
+        "working_set": Prices(overhead=0.041, passes=4, outputs=35, thresholds=170, power=0.25),
     },
 }
-"""By kind of objective and solver (63 fits of ``benchmarks/real/run.py --suite sizes``, beta .1 and .01)."""
+"""By kind of objective and solver (116 fits of ``benchmarks/real/run.py --suite sizes``, beta .03 and .003)."""
 
 _ANISOTROPY: Workspace[float] = Workspace()
 
@@ -124,6 +127,7 @@ def count(objective: Objective) -> Counts:
     if objective.loss.quadratic and not objective.intercept and 2 * features <= rows:
         rows = features  # the squared loss is compressed
     products = objective.operator.data_size * c if bilinear else rows * weights
+    passes = 0 if bilinear else objective.n_rows * weights
     spectra = 0
     if parts is not None:
         _, s, d = parts.features.shape
@@ -131,6 +135,7 @@ def count(objective: Objective) -> Counts:
     thresholds = weights * min(shape[-2:]) if isinstance(objective.penalty, Factored) else 0
     return Counts(
         products=products / 1e9,
+        passes=passes / 1e9,
         outputs=rows * c / 1e6,
         spectra=spectra / 1e9,
         thresholds=thresholds / 1e9,

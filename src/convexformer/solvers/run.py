@@ -10,6 +10,7 @@ import torch
 
 from convexformer.certificates import Certificate
 from convexformer.clock import Clock
+from convexformer.jit import compile_in_time
 from convexformer.objective import Objective
 from convexformer.operators import LowRank
 from convexformer.progress import GapBar
@@ -80,6 +81,8 @@ def minimise(
     work = objective.operator.data_size * objective.n_outputs
     with torch.no_grad(), few_threads(objective.like, work):
         try:
+            if not objective.like.is_cuda:  # where the time is up before this is done, plain code certifies the start
+                compile_in_time({**objective.loss.kernels, **chosen.kernels(objective)}, lambda: clock.late)
             _run_line(line, objective, start, monitor)
         except KeyboardInterrupt:
             monitor.status, asked = Status.INTERRUPTED, False

@@ -15,7 +15,7 @@ from convexformer.testing.tools import at_most, equal, inner, normals, require, 
 def check_penalty(penalty: Penalty, shape: tuple[int, ...], seed: int = 0) -> None:
     """Convexity, Fenchel-Young for the conjugate, and a prox that is optimal and nonexpansive."""
     draw = normals(seed)
-    Z, W, M, beta = draw(shape), draw(shape), draw(shape), 0.7
+    Z, W, M, beta = inside(penalty, draw(shape)), inside(penalty, draw(shape)), draw(shape), 0.7
     zero = torch.zeros(shape, dtype=torch.float64)
     equal("g(0) and zero", penalty.value(zero), 0.0, 1e-12)
     middle, ends = penalty.value((Z + W) / 2), (penalty.value(Z) + penalty.value(W)) / 2
@@ -45,7 +45,7 @@ def check_gauge(gauge: Gauge, shape: tuple[int, ...], seed: int = 0) -> None:
     """All of :func:`check_penalty`, and what makes it a gauge: homogeneity, the polar and its atom."""
     check_penalty(gauge, shape, seed)
     draw = normals(seed + 1)
-    Z, W, M = draw(shape), draw(shape), draw(shape)
+    Z, W, M = inside(gauge, draw(shape)), inside(gauge, draw(shape)), draw(shape)
     value = float(gauge.value(Z))
     at_most("g(Z + W) against g(Z) + g(W)", gauge.value(Z + W), value + gauge.value(W), 1e-10 * value)
     for t in (-1.0, 0.0, 1e-3, 7.0):
@@ -76,6 +76,13 @@ def check_gauge(gauge: Gauge, shape: tuple[int, ...], seed: int = 0) -> None:
         for point in (Z, matrix, atom, gauge.atom(W), *nearer):
             bound = polar.value * float(gauge.value(point))
             at_most("|<M, Z>| against polar(M) g(Z)", abs(inner(matrix, point)), bound, 1e-9 * (1 + bound))
+
+
+def inside(penalty: Penalty, Z: Tensor) -> Tensor:
+    """Return ``Z``, or the nearest point where the penalty is finite, which its prox with step 0 gives."""
+    if bool(penalty.value(Z).isfinite()) or not isinstance(penalty, Proximal):
+        return Z
+    return penalty.prox(Z, 0.0)
 
 
 def _check_prox(penalty: Penalty, Z: Tensor, P: Tensor, step: float, draw: Callable[..., Tensor]) -> None:

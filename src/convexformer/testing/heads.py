@@ -16,6 +16,7 @@ from convexformer.problem import Problem
 from convexformer.solution import Solution
 from convexformer.solvers.status import Record
 from convexformer.solving import certify, solve
+from convexformer.testing.gauges import inside
 from convexformer.testing.operators import check_operator
 from convexformer.testing.tools import at_most, equal, normals, require
 from convexformer.weights import Weights
@@ -44,7 +45,7 @@ def check_head(
     problem = Problem(head, X, Y, beta_ratio=0.3, **options)
     check_operator(problem.operator, seed)
     draw = normals(seed)
-    Z = draw(problem.operator.weight_shape)
+    Z = inside(problem.penalty, draw(problem.operator.weight_shape))
     b = draw((problem.layout.n_outputs,)) if intercept else None
     solution = solve(problem, tolerance=1e-7)
     penalty = problem.penalty

@@ -72,7 +72,7 @@ def burst(
     read ``behind`` steps late; where one refuses its step the line is searched.
     """
     behind = int(point.outputs.is_cuda) if behind is None else behind
-    point = _tidy(objective, point)
+    point = tidy(objective, point)
     line = _Line(objective, point.Z, _scales(objective, point), options, sync_free=behind > 0)
     iteration = CudaGraphLoop(objective, line.advance, line.first(point), record=behind > 0)
     verdicts: deque[AsyncScalars] = deque()
@@ -293,7 +293,7 @@ def factor_weight(objective: Objective) -> float:
     return objective.beta * objective.penalty.factor_weight()
 
 
-def _tidy(objective: Objective, point: Point) -> Point:
+def tidy(objective: Objective, point: Point) -> Point:
     """Balance the factors and drop terms that have died: same outputs, and the objective only falls."""
     Z = point.Z.balanced(1e-7)
     outputs = objective.apply(Z) if Z.n_terms < point.Z.n_terms else point.outputs

@@ -6,11 +6,14 @@ import math
 from typing import TYPE_CHECKING
 
 import torch
+from torch import Tensor
 
-from convexformer.gauges.spectral import top_pairs
+from convexformer.gauges.spectral import may_form, pairs_of, top_pairs
 from convexformer.objective import Objective
 from convexformer.operators import ImplicitMatrix, LowRank
+from convexformer.operators.lowrank import Stack
 from convexformer.solvers.staircase.bursts import Point, factor_weight, line_minimum, point_at
+from convexformer.solvers.staircase.frames import Frames
 from convexformer.solvers.staircase.options import StaircaseOptions
 
 if TYPE_CHECKING:
@@ -39,13 +42,25 @@ def prune(objective: Objective, point: Point, options: StaircaseOptions) -> Poin
     return point
 
 
-def grow(objective: Objective, point: Point, M: DualMatrix, gap: float, options: StaircaseOptions) -> Point | None:
+def grow(
+    objective: Objective,
+    point: Point,
+    M: DualMatrix,
+    gap: float,
+    options: StaircaseOptions,
+    frames: Frames | None = None,
+) -> Point | None:
     """Append the top singular pairs of ``M`` above beta, scaled by the best common step; None when there is none.
 
     Pairs count as above beta beyond a fraction of the relative ``gap``: nearer to it they are terms that exist already.
+    With ``frames``, for balanced factors that Newton steps move, only what those steps cannot do is asked for: pairs of the
+    part of ``M`` that is orthogonal to the rows and columns of ``Z``, where ``M`` is small enough to be formed. Each is
+    sized by the curvature that the spectrum of the features gives it.
     """
     assert isinstance(M, ImplicitMatrix)
-    sigma, U, V, block = top_pairs(M, max(options.first_terms, point.Z.n_terms // 2), sweeps=2)
+    k = max(options.first_terms, point.Z.n_terms // 2)
+    formed = frames is not None and may_form(M)
+    sigma, U, V, block = normal_pairs(M, point.Z, k) if formed else top_pairs(M, k, sweeps=2)
     beta, at = factor_weight(objective), point.evaluation
     excess = max(1e-7, 0.01 * min(gap, 1.0)) if math.isfinite(gap) else 1e-2
     above = sigma > beta * (1 + excess)
@@ -53,11 +68,14 @@ def grow(objective: Objective, point: Point, M: DualMatrix, gap: float, options:
         above = sigma > beta * (1 + 1e-12)
         if not bool(above.any()):
             return None
-    root = (sigma[above] - beta).clamp_min(0)[:, None].sqrt()
-    root = root / root.max()
-    new = LowRank(root * U[above].to(point.Z.U), root * V[above].to(point.Z.V), block[above], point.Z.shape)
+    sigma, U, V, block = (part[above] for part in (sigma, U, V, block))
+    square = (sigma - beta).clamp_min(0)[:, None]
+    if frames is not None:
+        square = square / (frames.rows.mean(U, block) * frames.columns.mean(V, block))[:, None].to(square)
+    root = (square / square.max()).sqrt()
+    new = LowRank(root * U.to(point.Z.U), root * V.to(point.Z.V), block, point.Z.shape)
     D, size, rest = objective.apply(new), float(root.square().sum()), float(point.value - at.value)
-    slope = float((root[:, 0].square() * (sigma[above] - beta)).sum())
+    slope = float((root[:, 0].square() * (sigma - beta)).sum())
     squares = objective.rows.weighted(objective.sample_weight, D.double().square()).sum()
     curvature = objective.loss.curvature * float(squares)
     unit = slope / curvature if 0 < curvature < math.inf else 1.0  # the step for the largest curvature of the loss
@@ -78,3 +96,19 @@ def grow(objective: Objective, point: Point, M: DualMatrix, gap: float, options:
     Z = point.Z.append(math.sqrt(t) * new.U, math.sqrt(t) * new.V, new.block)
     Z = Z.balanced(0.0)
     return point_at(objective, Z, point.outputs + t * D, at.intercept)
+
+
+def normal_pairs(M: ImplicitMatrix, Z: LowRank, k: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return the ``k`` largest singular triples of ``(I - P) M (I - Q)``, block by block, for balanced factors ``Z``.
+
+    ``P`` and ``Q`` project on the columns ``U_j`` and the rows ``V_j`` of ``Z``: along them Newton steps descend anyway.
+    """
+    dense = M.dense()
+    if Z.n_terms:
+        stack = Stack(Z)
+        U, V = (stack.put(part / part.norm(dim=1, keepdim=True).clamp_min(1e-300)).to(dense) for part in (Z.U, Z.V))
+        own = dense[stack.numbers]
+        own = own - U.mT @ (U @ own)
+        own = own - (own @ V.mT) @ V
+        dense = dense.index_copy(0, stack.numbers, own)
+    return pairs_of(dense, k)

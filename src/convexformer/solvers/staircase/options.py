@@ -41,6 +41,11 @@ class StaircaseOptions:
     """Fraction of the last gap below which the Newton decrement says that more terms are what is missing."""
     whole_cross: float = 1e-2
     """The decrement below which the Hessian is taken whole, negative curvature and all."""
+    damping: float = 1e-2
+    damp_by: float = 4.0
+    least_damping: float = 1e-8
+    most_damping: float = 10.0
+    """Multiples of the preconditioner added to the Hessian: at first, by what factor they change, and their limits."""
     probes: int = 4
     """Random probes of the Hessian's diagonal."""
     cg_steps: int = 100

@@ -7,6 +7,7 @@ its largest singular value exceeds beta, its top pairs are directions of descent
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import final
 
 import torch
@@ -14,18 +15,17 @@ import torch
 from convexformer.certificates import DualPoint, dual_point
 from convexformer.gauges import Factored, Proximal
 from convexformer.objective import Objective
-from convexformer.operators import BilinearOperator, FactoredView, LowRank
-from convexformer.solvers.base import Solver, Workspace
+from convexformer.operators import BilinearOperator, LowRank
+from convexformer.solvers.base import Solver
 from convexformer.solvers.fista import fista
 from convexformer.solvers.monitor import Monitor
-from convexformer.solvers.staircase.bursts import Point, burst, point_at
+from convexformer.solvers.staircase.bursts import Point, burst, point_at, tidy
+from convexformer.solvers.staircase.frames import Frames, Products
 from convexformer.solvers.staircase.growth import grow, prune
-from convexformer.solvers.staircase.newton import newton_step
+from convexformer.solvers.staircase.newton import Step, newton_step
 from convexformer.solvers.staircase.options import StaircaseOptions
 from convexformer.threads import tensor_cores
 from convexformer.weights import Weights
-
-SINGLE: Workspace[Objective] = Workspace()
 
 
 @final
@@ -68,16 +68,19 @@ class _Walk:
     def __init__(self, objective: Objective, monitor: Monitor, options: StaircaseOptions) -> None:
         self.objective, self.monitor, self.options = objective, monitor, options
         self.steps = iter(monitor)
-        self.products, self.decrement = objective, 1.0
-        self.by_bursts = objective.like.is_cuda or not isinstance(objective.operator, FactoredView)
+        self.products: Products
+        self.decrement, self.damping = 1.0, options.damping
+        A = objective.operator
+        assert isinstance(A, BilinearOperator)
+        self.by_bursts = objective.like.is_cuda or not A.one_product
 
     def run(self, start: Weights) -> None:
         """Check, grow, settle, and again."""
         objective, monitor, options = self.objective, self.monitor, self.options
-        Z = start.Z if isinstance(start.Z, LowRank) else LowRank.of(start.Z)
+        Z = start.Z.balanced() if isinstance(start.Z, LowRank) else LowRank.of(start.Z)
         point = point_at(objective, Z, objective.apply(Z), start.intercept)
         dual = monitor.check(Z, point.evaluation)
-        self.products = _single(objective, dual, options)
+        self.products = Products.of(objective, _rough_dtype(objective, dual, options))
         if Z.n_terms == 0 and not monitor.done:
             point = self._cold_start(point, dual)
             dual = monitor.check(point.Z, point.evaluation)
@@ -87,7 +90,8 @@ class _Walk:
             if self.by_bursts and self._dense_pays(point.Z, gap):
                 fista(objective, Weights(point.Z.dense(), point.evaluation.intercept), monitor)
                 break
-            grown = grow(objective, point, dual.M, gap, options)
+            frames = None if self.by_bursts else self._axes()
+            grown = grow(objective, point, dual.M, gap, options, frames)
             point = point if grown is None else grown
             if point.Z.n_terms == 0:
                 monitor.stall()
@@ -111,10 +115,10 @@ class _Walk:
         taken = monitor.iteration - before
         # a burst that used all its steps, or none, has met curvature that L-BFGS does not learn
         self.by_bursts = options.shortest_burst <= taken < options.longest_burst
-        return point, ended
+        return point if self.by_bursts else tidy(self.objective, point), ended  # Newton steps are for balanced factors
 
     def _newton(
-        self, objective: Objective, products: Objective, point: Point, dual: DualPoint, gap: float
+        self, objective: Objective, products: Products, point: Point, dual: DualPoint, gap: float
     ) -> tuple[Point, bool]:
         """Take a few Newton steps, fewer where the factors are nearly stationary; tell whether iterations ran out.
 
@@ -128,13 +132,27 @@ class _Walk:
             if point.Z.n_terms == 0:
                 break
             cross = feasible if self.decrement > self.options.whole_cross else 1.0
-            step = newton_step(objective, products, point, self.monitor, self.steps, self.options, cross)
+            damping = self.damping
+            step = newton_step(objective, products, point, self.monitor, self.steps, self.options, cross, damping)
+            self._damp(step)
             still, point, self.decrement = step.point is point, step.point, step.decrement
             if step.ended:
                 return point, True
             if still or step.decrement < self.options.settled * gap:
                 break
         return point, False
+
+    def _damp(self, step: Step) -> None:
+        """Damp less after a whole step, more after a short one."""
+        options = self.options
+        if step.length >= 1:
+            self.damping = max(self.damping / options.damp_by, options.least_damping)
+        elif step.length < 0.5:
+            self.damping = min(self.damping * options.damp_by, options.most_damping)
+
+    def _axes(self) -> Frames:
+        """The axes of the features in the solver's coordinates."""
+        return self.products.frames if self.products.turn is None else self.products.turn
 
     # ------------------------------------------------------------------ the start
 
@@ -143,13 +161,15 @@ class _Walk:
 
         On a CPU in float32, on a GPU with TF32 products; what follows is in the objective's own precision.
         """
-        exact, rough = self.objective, self.products
+        exact, products = self.objective, self.products
+        rough = products.objective
         if exact.like.is_cuda:
             with tensor_cores():
                 point = self._descend_by_bursts(exact, point, dual.polar.value)
         else:
             dtype = rough.like.dtype
-            point = point_at(rough, point.Z.to(dtype=dtype), point.outputs.to(dtype), point.evaluation.intercept)
+            Z = products.enter(point.Z).to(dtype=dtype)
+            point = point_at(rough, Z, point.outputs.to(dtype), point.evaluation.intercept)
             if self.by_bursts:
                 point = self._descend_by_bursts(rough, point, dual.polar.value)
                 late = self.monitor.late
@@ -159,12 +179,14 @@ class _Walk:
                     goal, longest = self.options.coarse_gap, self.options.longest_burst
                     point, _ = burst(rough, point, self.monitor, self.steps, goal, longest, self.options)
             else:
-                point = self._descend(rough, point, dual.polar.value)
+                point = self._descend(products.inside(), point, dual.polar.value)
+            point = replace(point, Z=products.leave(point.Z.to(dtype=exact.like.dtype)))
         Z = point.Z.to(dtype=exact.like.dtype)
         return point_at(exact, Z, exact.apply(Z), point.evaluation.intercept)
 
-    def _descend(self, objective: Objective, point: Point, beta_max: float) -> Point:
+    def _descend(self, products: Products, point: Point, beta_max: float) -> Point:
         """Walk down from ``beta_max`` by the factor ``rung`` by Newton steps, each time to a rough gap."""
+        objective = products.objective
         betas = [objective.beta / self.options.rung]
         while betas[-1] < 0.5 * beta_max:
             betas.append(betas[-1] / self.options.rung)
@@ -178,11 +200,11 @@ class _Walk:
                 gap = (float(point.value) - dual.value) / max(abs(float(point.value)), 1e-300)
                 if gap <= self.options.rung_gap:
                     break
-                grown = grow(rung, point, dual.M, gap, self.options)
+                grown = grow(rung, point, dual.M, gap, self.options, products.frames)
                 point = point if grown is None else grown
                 if point.Z.n_terms == 0:
                     break
-                point, ended = self._newton(rung, rung, point, dual, gap)
+                point, ended = self._newton(rung, products.at(beta), point, dual, gap)
                 if ended:
                     return point
         return point
@@ -219,21 +241,9 @@ class _Walk:
         return small and Z.n_terms > side / 8 and 10 * self.monitor.tolerance < gap < options.dense_gap
 
 
-def _single(objective: Objective, dual: DualPoint, options: StaircaseOptions) -> Objective:
-    """Return the objective for rough products: in float32 where that is faster and in range."""
-    reach, size = options.float32_range, dual.polar.value
-    if objective.like.dtype != torch.float64 or not 1 / reach < size < reach:
-        return objective
-    if objective.operator.data_size < options.single_from:
-        return objective
-    single = SINGLE.get(
-        objective.operator,
-        lambda: objective.to(dtype=torch.float32),
-        objective.targets,
-        objective.sample_weight,
-        objective.loss,
-        objective.penalty,
-        objective.intercept,
-        objective.rows,
-    )
-    return single.at(objective.beta)
+def _rough_dtype(objective: Objective, dual: DualPoint, options: StaircaseOptions) -> torch.dtype:
+    """Return the precision of rough products: float32 where that is faster and in range."""
+    own, reach, size = objective.like.dtype, options.float32_range, dual.polar.value
+    if own != torch.float64 or not 1 / reach < size < reach:
+        return own
+    return own if objective.operator.data_size < options.single_from else torch.float32

@@ -74,7 +74,8 @@ class ProxNewtonDescent(BlockDescent):
             return
         at, start, S = self.store, self.Z[groups], self.S
         before = float(self.at.value) + self._penalty(start, groups)
-        mean = np.maximum(self.own.mean(1), 1e-3 * self.objective.loss.curvature)
+        w = self.store.root**2
+        mean = np.maximum(self.own @ w / w.sum(), 1e-3 * self.objective.loss.curvature)
         self.scales[:] = np.maximum(0.9 * self.scales, mean[at.index[2]])
         self.D[:] = 0.0
         self._model_sweep(groups)

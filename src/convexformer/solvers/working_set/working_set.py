@@ -16,11 +16,12 @@ from torch import Tensor
 
 from convexformer.certificates import DualPoint, dual_value
 from convexformer.gauges import Proximal, Sliced
+from convexformer.jit import Kernels
 from convexformer.losses.hessian import DiagonalHessian, SoftmaxHessian
 from convexformer.objective import Evaluation, Objective
 from convexformer.solvers.base import Solver
 from convexformer.solvers.monitor import Monitor
-from convexformer.solvers.working_set import compiled
+from convexformer.solvers.working_set import compiled, warm_up
 from convexformer.solvers.working_set.accelerated import AcceleratedStep
 from convexformer.solvers.working_set.options import WorkingSetOptions
 from convexformer.solvers.working_set.prox_newton import ProxNewtonDescent
@@ -54,6 +55,10 @@ class WorkingSet(Solver):
         if not objective.rows.in_process:
             return "needs all samples in the memory of one process"
         return None
+
+    def kernels(self, objective: Objective) -> Kernels:
+        """Sweeps and Newton's products, where blocks are minimised exactly."""
+        return warm_up.kernels(objective.loss.quadratic) if self._exact_blocks(objective) else {}
 
     def solve(self, objective: Objective, start: Weights, monitor: Monitor) -> None:
         """Iterate until the monitor says to stop; from zero along a ladder of betas."""
@@ -100,16 +105,23 @@ class WorkingSet(Solver):
             rungs.pop()
 
     def _step(self, objective: Objective, Z: Tensor, at: Evaluation) -> WorkingSetStep:
-        """Exact blocks where groups are columns, narrow enough for their spectra, and numba is there; else FISTA."""
+        """Exact blocks or FISTA."""
+        if not self._exact_blocks(objective):
+            return AcceleratedStep(objective, Z, self.options)
+        kind = SquaredDescent if objective.loss.quadratic else ProxNewtonDescent
+        return kind(objective, Z, at, self.options)
+
+    def _exact_blocks(self, objective: Objective) -> bool:
+        """Tell whether groups are columns, narrow enough for their spectra, the Hessian is known, and numba is there."""
         penalty, loss = objective.penalty, objective.loss
         assert isinstance(penalty, Sliced)
-        hessian = loss.hessian(at.outputs[:1], objective.targets[:1])
-        known = loss.quadratic or isinstance(hessian, (DiagonalHessian, SoftmaxHessian))
         narrow = objective.weight_shape[-2] <= self.options.widest_token
-        if not (penalty.column_groups and compiled.available and known and narrow) or objective.like.is_cuda:
-            return AcceleratedStep(objective, Z, self.options)
-        kind = SquaredDescent if loss.quadratic else ProxNewtonDescent
-        return kind(objective, Z, at, self.options)
+        if not (penalty.column_groups and compiled.available and narrow) or objective.like.is_cuda:
+            return False
+        first = objective.targets[:1]
+        return loss.quadratic or isinstance(
+            loss.hessian(torch.zeros_like(first), first), (DiagonalHessian, SoftmaxHessian)
+        )
 
     def _slices(self, objective: Objective, Z: Tensor, M: Tensor) -> np.ndarray:
         """Return the slices in use and as many others, of largest polar and near ``beta`` at least, in order."""
