@@ -1,8 +1,8 @@
 """Draws the pictures of the pages of the heads: `python docs/make_head_pictures.py` writes docs/images/head_*.png.
 
-Two panels show which tokens each output reads, at two samples: the size of the change of output o when token t changes, for a
-random network of the head. The third is the optimum of a small problem whose targets a network of two heads of the same kind has
-made, with noise: the groups or singular values that the penalty adds up.
+Two panels show which tokens each output reads, at two samples: the size of the change of output o when token t changes,
+for a random network of the head. The third is the optimum of a small problem whose targets a network of two heads of the
+same kind has made, with noise: the groups or singular values that the penalty adds up.
 """
 
 from pathlib import Path

@@ -1,8 +1,8 @@
 """Griffe extension: docstrings as the site shows them.
 
-The estimators gather their Parameters section from their base classes when they are made (``convexformer.estimators.docstrings``),
-which the source alone does not show: their docstrings are taken from the imported classes. References in the style of Sphinx
-become plain code.
+The estimators gather their Parameters section from their base classes when they are made, which the source alone does not
+show (``convexformer.estimators.docstrings``): their docstrings are taken from the imported classes. References in the style
+of Sphinx become plain code.
 """
 
 import inspect

@@ -56,7 +56,11 @@ def test_the_examples_of_which_head_run(capsys):
 
 def test_the_examples_of_the_new_pages_run(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    for page in ("certificates.md", "first-probe.md", *sorted(f"heads/{p.name}" for p in (DOCS / "heads").glob("*.md"))):
+    for page in (
+        "certificates.md",
+        "first-probe.md",
+        *sorted(f"heads/{p.name}" for p in (DOCS / "heads").glob("*.md")),
+    ):
         names: dict[str, object] = {"__name__": "docs"}
         for number, block in enumerate(BLOCK.findall((DOCS / page).read_text())):
             exec(compile(block, f"{page}, block {number}", "exec"), names)
@@ -120,6 +124,7 @@ def test_every_notebook_runs_and_shows_figures_and_certificates(name):
     done = run_notebooks.run(DOCS / "gallery" / f"{name}.py")
     assert any(output.png.startswith(b"\x89PNG") for _, output in done)
     assert any("relative" in output.html + output.printed for _, output in done)
+
 
 def test_the_example_of_student_teacher_runs():
     (block,) = BLOCK.findall((DOCS / "student-teacher.md").read_text())

@@ -1,7 +1,8 @@
 # # Margins
 #
-# Softmax attention with a fixed head, trained by gradient flow on separable data: the weights diverge, and what training chooses is their
-# direction. Sheen et al. (2024) say which; here it is followed far beyond plain training time. All of it is in [margins](../margins.md).
+# Softmax attention with a fixed head, trained by gradient flow on separable data: the weights diverge, and what training
+# chooses is their direction. Sheen et al. (2024) say which; here it is followed far beyond plain training time. All of it
+# is in [margins](../margins.md).
 
 # %%
 import convexformer as cf

@@ -35,4 +35,6 @@ def _entries(doc: str) -> dict[str, str]:
             entries[line] = []
         if entries:
             entries[next(reversed(entries))].append(line)
-    return {name: "\n".join(lines) for title, lines in entries.items() for name in title.partition(" : ")[0].split(", ")}
+    return {
+        name: "\n".join(lines) for title, lines in entries.items() for name in title.partition(" : ")[0].split(", ")
+    }

@@ -8,7 +8,6 @@ from typing import Any, final
 
 from convexformer.html import table
 
-
 COLUMNS = ("head", "score", "spread", "seconds", "gap", "setting", "reads")
 
 
