@@ -2,7 +2,8 @@
 
 A source is a Python file with cells: `# %%` begins code, `# %% [markdown]` text, and the comment at the top is the title.
 For each, a page (`.md`), a notebook (`.ipynb`, outputs included) and figures (`images/gallery_*.png`) are written. The value
-of a cell's last line is shown as Jupyter shows it: a figure, `_repr_html_`, or its text. `--check` runs them and writes nothing.
+of a cell's last line is shown as Jupyter shows it: a figure, `_repr_html_`, or its text. `--check` runs them and
+writes nothing.
 """
 
 from __future__ import annotations

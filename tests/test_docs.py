@@ -6,17 +6,26 @@ import json
 import re
 from enum import Enum
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
 import convexformer as cf
 
 DOCS = Path(__file__).parent.parent / "docs"
-spec = importlib.util.spec_from_file_location("run_notebooks", DOCS / "run_notebooks.py")
-assert spec is not None
-assert spec.loader is not None
-run_notebooks = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(run_notebooks)
+
+
+def script(name: str) -> ModuleType:
+    """Import a script of the documentation."""
+    spec = importlib.util.spec_from_file_location(name, DOCS / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+run_notebooks = script("run_notebooks")
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.M | re.S)
 
 
@@ -65,6 +74,25 @@ def test_the_examples_of_the_new_pages_run(tmp_path, monkeypatch):
         for number, block in enumerate(BLOCK.findall((DOCS / page).read_text())):
             exec(compile(block, f"{page}, block {number}", "exec"), names)
     assert (tmp_path / "model" / "config.json").exists()
+
+
+def test_the_example_of_the_readme_runs_and_its_links_lead_somewhere():
+    text = (DOCS.parent / "README.md").read_text()
+    (block,) = BLOCK.findall(text)
+    names: dict[str, object] = {"__name__": "docs"}
+    exec(compile(block, "README.md", "exec"), names)
+    assert names["probe"].certificate_.meets(1e-3)
+    for link in re.findall(r"\]\(([^)#]+)", text):
+        assert (DOCS.parent / link).exists(), link
+
+
+def test_the_errata_quote_the_numbers_that_their_script_prints():
+    printed = "\n".join(script("errata_numbers").main())
+    text = (DOCS / "errata.md").read_text()
+    for number in re.findall(r"\d+\.\d{3,}|\d+%|\d+(?:\.\d)?M|108", printed):
+        assert number in text, f"errata.md lacks {number}"
+    for number in re.findall(r"\d+\.\d{3,}", text):
+        assert number in printed, f"errata_numbers.py does not print {number}"
 
 
 CONTRACT = [

@@ -1,7 +1,8 @@
 # # Grokking, small
 #
 # Division mod 31 with two layers of equation (12) of Ergen et al. (2022) on learned embeddings. Such a stack is **not**
-# convex: AdamW trains it, and there is no certificate. Mod 97, five seeds and the softmax transformers are in [grokking](../grokking.md).
+# convex: AdamW trains it, and there is no certificate. Mod 97, five seeds and the softmax transformers are in
+# [grokking](../grokking.md).
 
 # %%
 import convexformer as cf
