@@ -12,7 +12,6 @@ import argparse
 import ast
 import base64
 import contextlib
-import html
 import io
 import json
 import os
@@ -97,7 +96,7 @@ def page(name: str, done: list[tuple[Cell, Output]]) -> tuple[str, dict[str, byt
         parts.append(f"```python\n{cell.text}\n```")
         text = output.printed + ("" if output.html or output.png else output.value)
         if text.strip():
-            parts.append(f'<pre class="output">{html.escape(text.rstrip())}</pre>')
+            parts.append(f"```text\n{text.rstrip()}\n```")
         if output.html:
             parts.append(f"<div>{output.html}</div>")
         if output.png:

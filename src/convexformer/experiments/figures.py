@@ -6,6 +6,7 @@ import math
 from pathlib import Path as FilePath
 
 import numpy as np
+from matplotlib.colors import PowerNorm
 from matplotlib.figure import Figure
 
 from convexformer.data import digits
@@ -18,20 +19,20 @@ def token_map(path: Path, best: int, file: FilePath) -> FilePath:
     norms = path.token_norms.numpy()
     active = (norms > 1e-6 * norms.max(1, keepdims=True).clip(1e-300)).sum(1)
     sparse = int(np.argmax(active >= max(1, norms.shape[1] // 3)))
-    figure = Figure(figsize=(9.2, 3.3), layout="constrained")
+    figure = Figure(figsize=(9.2, 3.6), layout="constrained")
     axes = figure.subplots(1, 3)
     X, _ = digits(patch=1, positions=False)
     axes[0].imshow(X.mean(0).reshape(8, 8).numpy(), cmap="gray_r")
     axes[0].set_title("mean digit")
     side = math.isqrt(norms.shape[1])
-    largest = norms[[sparse, best]].max()  # both panels share a scale
+    scale = PowerNorm(0.5, vmin=0, vmax=norms[[sparse, best]].max())  # one scale for both panels
     for axis, index in zip(axes[1:], (sparse, best), strict=True):
         image = np.kron(norms[index].reshape(side, side), np.ones((8 // side, 8 // side)))
-        shown = axis.imshow(image, cmap="viridis", vmin=0, vmax=largest)
+        shown = axis.imshow(image, cmap="viridis", norm=scale)
         axis.set_title(
             f"beta = {path.betas[index] / path.beta_max:.3g} beta_max\n{active[index]} of {side * side} tokens"
         )
-    figure.colorbar(shown, ax=axes[1:], shrink=0.8, label="token norm")
+    figure.colorbar(shown, ax=axes[1:], shrink=0.8, label="token norm, square-root scale")
     for axis in axes:
         axis.set_xticks([])
         axis.set_yticks([])
@@ -94,10 +95,12 @@ def convergence(
         axis.set_yscale("log")
         axis.set_ylabel("relative to the optimum")
     middle.set_xscale("symlog", linthresh=10)
-    middle.set_xlabel("iteration")
-    middle.legend(fontsize=8)
+    middle.set_xlim(left=0)
+    middle.set_xlabel("iteration, each of its own kind")
+    middle.legend(fontsize=8, loc="lower right")
     right.set_xlabel("seconds" if seconds is None else "seconds; Adam's with its sweep of learning rates")
     if seconds is not None:
         right.set_xscale("symlog", linthresh=max(times[-1], 1e-3))
+        right.set_xlim(left=0)
     figure.savefig(file, dpi=150)
     return file
