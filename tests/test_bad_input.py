@@ -162,7 +162,11 @@ CASES = {
         ValueError,
         ["unknown activation 'gated'", "'gated_relu'?", "linear"],
     ),
-    "activation relu": (lambda: cf.heads.MLP("relu"), ValueError, ["'relu' is not available", "gated_relu"]),
+    "relu in a sum": (
+        lambda: cf.heads.Sum([cf.heads.MLP("relu")]),
+        ValueError,
+        ["cannot be part of a sum", "gated_relu"],
+    ),
     "unknown decay": (lambda: cf.heads.Attention(decay="l3"), ValueError, ["unknown decay 'l3'", "l1", "l2"]),
     "unknown groups": (lambda: GroupNorm("tokens"), ValueError, ["unknown groups 'tokens'", "mean 'token'?"]),
     "delta": (lambda: Huber(0.0), ValueError, ["delta=0.0", "positive"]),

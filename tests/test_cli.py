@@ -165,10 +165,14 @@ def test_quick_demo_is_certified_and_writes_its_figures(tmp_path):
     assert done.exit_code == 0, done.output
     result = json.loads(done.stdout)
     assert result["worst_relative_gap"] <= 1e-4
+    first, *others = result["leaderboard"]
+    assert first["head"].startswith("auto")  # the best test accuracy of all
+    assert first["relative_gap"] <= 1e-4
+    assert {"logistic, mean token", "logistic, all tokens"} <= {row["head"] for row in others}
     optimum, *adam = result["adam"]
     assert all(run["objective"] >= optimum["objective"] * (1 - 1e-4) for run in adam)
     assert all(run["certified_gap"] >= run["above_optimum"] / (1 + run["above_optimum"]) - 1e-4 for run in adam)
-    for name in ("token_importance.png", "path.png", "convergence.png"):
+    for name in ("blocks.png", "token_importance.png", "path.png", "convergence.png"):
         assert (tmp_path / name).stat().st_size > 10_000
 
 

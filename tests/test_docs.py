@@ -154,6 +154,13 @@ def test_every_notebook_runs_and_shows_figures_and_certificates(name):
     assert any("relative" in output.html + output.printed for _, output in done)
 
 
+def test_the_examples_of_exact_relu_run(capsys):
+    names: dict[str, object] = {"__name__": "docs"}
+    for number, block in enumerate(BLOCK.findall((DOCS / "relu.md").read_text())):
+        exec(compile(block, f"relu.md, block {number}", "exec"), names)
+    assert "the optimum lies in" in capsys.readouterr().out
+
+
 def test_the_example_of_student_teacher_runs():
     (block,) = BLOCK.findall((DOCS / "student-teacher.md").read_text())
     exec(compile(block, "student-teacher.md", "exec"), {"__name__": "docs"})

@@ -191,7 +191,7 @@ def test_cross_validation_in_parallel_equals_serial(digits):
     ("options", "message"),
     [
         ({"head": "atention"}, "Did you mean 'attention'"),
-        ({"activation": "relu"}, "gated_relu"),
+        ({"activation": "relue"}, "gated_relu"),
         ({"decay": "l3"}, "decay"),
         ({"loss": "squared"}, "loss"),
         ({"loss": "logistic"}, "two classes"),

@@ -335,13 +335,13 @@ def test_the_cholesky_bound_counts_the_long_side(shape, monkeypatch):
     monkeypatch.setattr(spectral, "SMALL_SIDE", 1)
 
     class Map:
-        like, formable = M, True
+        like, formable, forming_work, block_cost = M, True, 0.0, 0.0
 
         def __init__(self):
             self.shape = tuple(M.shape)
 
-        def block(self, b):
-            return M[b]
+        def blocks(self):
+            return iter(M)
 
         def matvec(self, V, b):
             return V @ M[b].T

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from convexformer import data, deep, features, gauges, heads, losses, margin, networks, operators, solvers
+    from convexformer import data, deep, features, gauges, heads, losses, margin, networks, operators, relu, solvers
     from convexformer.certificates import Certificate
     from convexformer.counts import cost
     from convexformer.estimators import (
@@ -61,6 +61,7 @@ __all__ = [
     "networks",
     "operators",
     "path",
+    "relu",
     "save",
     "solve",
     "solvers",

@@ -42,7 +42,7 @@ def ready(name: str) -> bool:
 
 @contextmanager
 def interpreted() -> Iterator[None]:
-    """Use no compiled loops here: for numbers that must not depend on what has been compiled before."""
+    """Use and compile no loops here: for numbers that must not depend on what has been compiled before, or few calls."""
     before, _local.interpreted = getattr(_local, "interpreted", False), True
     try:
         yield
@@ -56,7 +56,7 @@ def compile_in_time(kernels: Kernels, late: Callable[[], bool] = lambda: False) 
     A thread that is left goes on, and a process that ends waits for it: what it compiles is kept on disk.
     """
     for name, function in kernels.items():
-        if name in _ready or not available:
+        if name in _ready or not available or getattr(_local, "interpreted", False):
             continue
         thread = _threads.get(name)
         if thread is None or not thread.is_alive():

@@ -50,7 +50,7 @@ class _Derived:
         self._of = (objective.operator, objective.targets, objective.sample_weight, objective.rows)
         self._offset = objective.offset
         self.exact = exact
-        self.factored: FactoredView | None = None
+        self.factored: BilinearOperator | None = None
         self.compressed: tuple[Operator, Tensor] | None = None
         self.compression_tried = False
         self.mean_feature_norm: float | None = None
@@ -300,7 +300,8 @@ class Objective:
             return self
         assert self.derived is not None
         if self.derived.factored is None:
-            self.derived.factored = FactoredView(self.operator)
+            own = self.operator.on_factors()
+            self.derived.factored = FactoredView(self.operator) if own is None else own
         view = replace(self, operator=self.derived.factored)
         return view.with_exact(lambda: self.reference().factored())
 

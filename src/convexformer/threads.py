@@ -59,6 +59,19 @@ def tensor_cores() -> Iterator[None]:
         torch.backends.cuda.matmul.allow_tf32 = before
 
 
+def nearest_factors(x: Tensor, *, in_place: bool = False) -> Tensor:
+    """Round ``x`` to the nearest TF32 numbers where products would cut its digits off, always towards zero."""
+    if not (x.is_cuda and x.dtype == torch.float32 and torch.backends.cuda.matmul.allow_tf32):
+        return x
+    return nearest_tf32(x if in_place else x.clone())
+
+
+def nearest_tf32(x: Tensor) -> Tensor:
+    """Round float32 numbers in place to ten digits (bits) after the first."""
+    x.view(torch.int32).add_(0x1000).bitwise_and_(~0x1FFF)
+    return x
+
+
 @final
 class AsyncScalars:
     """Numbers copied to the host asynchronously: the copy starts at once, and :meth:`read` waits for it.

@@ -1,7 +1,8 @@
 """Points of a convex program: ``Z`` in one of a few forms, and the intercept.
 
-A form is :class:`Dense`, :class:`~convexformer.operators.LowRank` factors, or :class:`GroupSparse`; all of them know their
-``shape``, ``dtype``, ``device`` and ``nbytes``, and have ``dense()``, ``to()``, ``tensors()`` and ``operand()``.
+A form is :class:`Dense`, :class:`~convexformer.operators.LowRank` factors, :class:`GroupSparse`, :class:`Representer`, or
+the :class:`~convexformer.operators.Neurons` of an exact ReLU head. All of them know their ``shape``, ``dtype``, ``device``
+and ``nbytes``, and have ``dense()``, ``to()``, ``tensors()`` and ``operand()``.
 """
 
 from __future__ import annotations
@@ -14,9 +15,9 @@ from typing import TypeAlias, final
 import torch
 from torch import Tensor
 
-from convexformer.operators import BilinearOperator, LowRank, Operator
+from convexformer.operators import BilinearOperator, LowRank, NeuronOperator, Neurons, Operator
 
-Operand: TypeAlias = Tensor | LowRank
+Operand: TypeAlias = Tensor | LowRank | Neurons
 """What operators and penalties work on."""
 Identity: TypeAlias = Mapping[str, object]
 """The head's options and the sizes of the problem that weights depend on, by name."""
@@ -119,7 +120,64 @@ class GroupSparse:
         return {"rows": self.rows, "index": self.index}
 
 
-Form: TypeAlias = Dense | LowRank | GroupSparse
+@final
+@dataclass(frozen=True)
+class Representer:
+    """``Z = sum_i phi(x_i) alpha_i^T`` by its coefficients, one row a training sample (the representer theorem).
+
+    ``Z`` may have more rows than there are numbers (a Gaussian kernel: infinitely many), so that operators, penalties and
+    files work on ``alpha``, and norms come from the kernel: ``|Z|^2 = tr(alpha^T K alpha)``.
+    """
+
+    alpha: Tensor
+    """``(N, c)``."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of ``alpha``."""
+        return tuple(self.alpha.shape)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of the numbers."""
+        return self.alpha.dtype
+
+    @property
+    def device(self) -> torch.device:
+        """The device of the numbers."""
+        return self.alpha.device
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held."""
+        return self.alpha.nbytes
+
+    def in_features(self, phi: Tensor) -> Tensor:
+        """``Z: (p, c)`` for explicit features ``phi: (N, p)`` of the training samples."""
+        return phi.to(self.alpha).T @ self.alpha
+
+    def norm(self, K: Tensor) -> Tensor:
+        """``|Z| = sqrt(tr(alpha^T K alpha))`` with the kernel ``K: (N, N)`` of the training samples."""
+        return (self.alpha * (K.to(self.alpha) @ self.alpha)).sum().clamp_min(0).sqrt()
+
+    def dense(self) -> Tensor:
+        """Return the coefficients."""
+        return self.alpha
+
+    def operand(self) -> Tensor:
+        """Return the coefficients."""
+        return self.alpha
+
+    def to(self, *, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> Representer:
+        """Move to another device or dtype."""
+        return Representer(self.alpha.to(device=device, dtype=dtype))
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return all numbers by name, for a file."""
+        return {"alpha": self.alpha}
+
+
+Form: TypeAlias = Dense | LowRank | GroupSparse | Representer | Neurons
 
 
 def form_of(Z: Tensor | Form) -> Form:
@@ -144,7 +202,7 @@ class Weights:
 
     @property
     def Z(self) -> Operand:
-        """``Z`` as operators take it: a tensor, or low-rank factors."""
+        """``Z`` as operators take it: a tensor, low-rank factors, or neurons."""
         return self.form.operand()
 
     @property
@@ -168,8 +226,13 @@ class Weights:
         _check_shape(tensors, shape)
         if "Z" in tensors:
             form = Dense(tensors["Z"])
+        elif "alpha" in tensors:
+            form = Representer(tensors["alpha"])
         elif "rows" in tensors:
             form = GroupSparse(tensors["rows"], tensors["index"], tuple(shape))
+        elif "neurons_in" in tensors:
+            U, V, block = (tensors[f"neurons_{part}"] for part in ("in", "out", "block"))
+            form = Neurons(U, V, block, tuple(shape))
         else:
             form = LowRank(tensors["U"], tensors["V"], tensors["block"], tuple(shape))
         return cls(form, tensors.get("intercept"))
@@ -206,6 +269,12 @@ class Weights:
 
 def apply_weights(operator: Operator, Z: Operand) -> Tensor:
     """``A Z``; low-rank weights are made dense for operators that do not take factors."""
+    if isinstance(operator, NeuronOperator):
+        return operator.apply(Z.dense(math.inf) if isinstance(Z, LowRank) else Z)
+    if isinstance(Z, Neurons):
+        raise TypeError(
+            f"a {type(operator).__name__} does not take neurons; they belong to a head with activation='relu'."
+        )
     if isinstance(operator, BilinearOperator):
         return operator.apply(Z)
     return operator.apply(Z.dense(math.inf) if isinstance(Z, LowRank) else Z)
@@ -213,14 +282,16 @@ def apply_weights(operator: Operator, Z: Operand) -> Tensor:
 
 def _check_shape(tensors: Mapping[str, Tensor], shape: tuple[int, ...]) -> None:
     """Raise if tensors cannot be those of weights of this shape; nothing of that size is allocated."""
-    if "Z" in tensors:
-        fits = tuple(tensors["Z"].shape) == tuple(shape)
+    whole = tensors.get("Z", tensors.get("alpha"))
+    if whole is not None:
+        fits = tuple(whole.shape) == tuple(shape)
     elif "rows" in tensors:
         index = tensors["index"]
         groups = math.prod(shape) // max(1, shape[-2])
         fits = tensors["rows"].shape[1] == shape[-2] and (index.numel() == 0 or int(index.max()) < groups)
     else:
-        U, V, block = tensors["U"], tensors["V"], tensors["block"]
+        names = ("neurons_in", "neurons_out", "neurons_block") if "neurons_in" in tensors else ("U", "V", "block")
+        U, V, block = (tensors[name] for name in names)
         n_blocks = math.prod(shape[:-2])
         fits = (U.shape[1], V.shape[1]) == tuple(shape[-2:]) and (block.numel() == 0 or int(block.max()) < n_blocks)
     if not fits:

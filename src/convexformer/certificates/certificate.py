@@ -33,6 +33,8 @@ class Certificate:
         Relative residuals of the optimality conditions, and ``scale``, the factor of the dual point.
     reason : str
         Why there is no certificate; empty where there is one.
+    polar : {"exact", "upper bound"}
+        What the dual point was scaled by. With a bound the certificate is as valid, but may stay open at the optimum.
     """
 
     primal: float
@@ -42,6 +44,9 @@ class Certificate:
     kkt: dict[str, float] = field(default_factory=dict)
     reason: str = ""
     """Why there is no certificate; empty where there is one."""
+    polar: str = "exact"
+    """What the dual point was scaled by: an ``"exact"`` polar, or an ``"upper bound"`` on it. With a bound the
+    certificate is as valid, but the gap may stay open at the optimum itself (exact ReLU heads with many cells)."""
 
     def __post_init__(self) -> None:
         if self.kind != "none" and not math.isfinite(self.gap):  # an infinite gap certifies nothing
@@ -59,6 +64,11 @@ class Certificate:
         """``gap / |primal|``."""
         return self.gap / max(abs(self.primal), torch.finfo(torch.float64).tiny)
 
+    @property
+    def interval(self) -> tuple[float, float]:
+        """``(dual, primal)``: the optimal value lies between them; from minus infinity where there is no certificate."""
+        return self.dual, self.primal
+
     def meets(self, tolerance: float) -> bool:
         """Tell whether the relative gap is at most the tolerance."""
         return self.kind != "none" and self.relative_gap <= tolerance
@@ -74,6 +84,7 @@ class Certificate:
             "confidence": self.confidence,
             "kkt": dict(self.kkt),
             "reason": self.reason,
+            "polar": self.polar,
         }
 
     def _repr_html_(self) -> str:

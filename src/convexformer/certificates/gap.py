@@ -21,7 +21,7 @@ from torch import Tensor
 from convexformer.certificates.certificate import Certificate
 from convexformer.gauges import Polar
 from convexformer.objective import Evaluation, HasObjective, Objective, objective_of
-from convexformer.operators import ImplicitMatrix, LowRank
+from convexformer.operators import ImplicitMatrix, LowRank, Neurons, ReLUDual
 from convexformer.weights import Operand, Weights
 
 if TYPE_CHECKING:
@@ -110,7 +110,7 @@ def certificate_at(objective: Objective, weights: Weights, penalty: float) -> Ce
     residuals = _residuals(objective, at, point, outputs, penalty)
 
     def refused(reason: str) -> Certificate:
-        return Certificate(primal, -math.inf, "none", 0.0, residuals, reason)
+        return Certificate(primal, -math.inf, "none", 0.0, residuals, reason, point.polar.kind.value)
 
     if not point.polar.kind.certifies:
         return refused("only a lower bound on the polar is known, so the dual point may be infeasible")
@@ -129,7 +129,8 @@ def certificate_at(objective: Objective, weights: Weights, penalty: float) -> Ce
             "loss or gauge contradict each other (convexformer.testing has checks for each)"
         )
     kind = "exact" if point.polar.confidence == 1.0 else "probabilistic"
-    return Certificate(primal, min(dual, primal), kind, point.polar.confidence, residuals)
+    confidence, polar = point.polar.confidence, point.polar.kind.value
+    return Certificate(primal, min(dual, primal), kind, confidence, residuals, polar=polar)
 
 
 def _contradicts(objective: Objective, at: Evaluation, M: DualMatrix, outputs: Tensor, Z: Operand) -> bool:
@@ -144,7 +145,10 @@ def _contradicts(objective: Objective, at: Evaluation, M: DualMatrix, outputs: T
 
 def _inner(M: DualMatrix, Z: Operand) -> tuple[float, float]:
     """``<M, Z>``, and the sum of the absolute values of its terms."""
-    if isinstance(Z, LowRank) and isinstance(M, (Tensor, ImplicitMatrix)):
+    if isinstance(Z, Neurons):
+        assert isinstance(M, ReLUDual)
+        terms = M.inner(Z)
+    elif isinstance(Z, LowRank) and isinstance(M, (Tensor, ImplicitMatrix)):
         slices = M.reshape(-1, *M.shape[-2:]) if isinstance(M, Tensor) else None
         products = []
         for b, own in Z.spans():
@@ -153,6 +157,7 @@ def _inner(M: DualMatrix, Z: Operand) -> tuple[float, float]:
         terms = torch.cat(products) if products else Z.U.new_zeros(1)
     else:
         dense = Z.dense() if isinstance(Z, LowRank) else Z
+        assert not isinstance(M, ReLUDual)
         terms = (M if isinstance(M, Tensor) else M.dense().reshape(dense.shape)) * dense
     return float(terms.sum()), float(terms.abs().sum())
 

@@ -68,8 +68,8 @@ class TokenEstimator(BaseEstimator, ABC):
         ``"attention"``, ``"self_attention"``, ``"mlp_mixer"``, ``"fno"``, ``"block_fno"``, ``"poolformer"``, ``"fnet"``,
         ``"mlp"``, ``"linear"``; with cross-validation also ``"auto"``, one program over several maps; or an object from
         ``convexformer.heads``, which has its own options (grids, windows, blocks); those below then keep their defaults.
-    activation : {"linear", "gated_relu"}
-        Of a head given by name. ``"gated_relu"`` has fixed gates.
+    activation : {"linear", "gated_relu", "relu"}
+        Of a head given by name. ``"gated_relu"`` has fixed gates; ``"relu"`` is exact, for small problems.
     beta : float, optional
         The strength of the penalty, absolute; it overrides ``beta_ratio``. The loss is a sum over samples.
     beta_ratio : float

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, fields
 from typing import Any, final
@@ -20,7 +21,7 @@ class Entry:
     score: float
     """Mean over folds."""
     spread: float
-    """Standard deviation over folds."""
+    """Standard deviation over folds; NaN where there was one split."""
     seconds: float
     """All fits of all folds and hyperparameters, wall clock."""
     gap: float | None
@@ -29,11 +30,13 @@ class Entry:
     """What the model reads of the tokens."""
     setting: str
     """The hyperparameters chosen."""
+    samples: int | None = None
+    """How many samples it was tried on, where it left a race before all of them."""
 
 
 @final
 class Leaderboard:
-    """Entries, best first; ``frame`` is a pandas frame of them.
+    """Entries, best first, those that saw fewer samples after the others; ``frame`` is a pandas frame of them.
 
     Parameters
     ----------
@@ -42,31 +45,34 @@ class Leaderboard:
     """
 
     def __init__(self, entries: Iterable[Entry]) -> None:
-        self.entries = tuple(sorted(entries, key=lambda entry: -entry.score))
+        self.entries = tuple(sorted(entries, key=_rank))
 
     @property
     def frame(self) -> Any:
         """The entries as a pandas frame."""
         import pandas  # type: ignore[import-untyped]
 
-        return pandas.DataFrame(self.records())
+        return pandas.DataFrame([asdict(entry) for entry in self.entries])
 
     def records(self) -> list[dict[str, Any]]:
         """Return the entries as plain numbers and text, for a JSON file."""
-        return [asdict(entry) for entry in self.entries]
+        return [asdict(entry) | {"spread": _no_nan(entry.spread)} for entry in self.entries]
 
     @classmethod
     def of_records(cls, records: Any) -> Leaderboard:
         """Undo :meth:`records`; raise ValueError for anything else."""
         kinds: dict[str, Callable[[Any], Any]] = {
             "gap": lambda value: None if value is None else float(value),
+            "spread": lambda value: math.nan if value is None else float(value),
+            "samples": lambda value: None if value is None else int(value),
             "name": str,
             "reads": str,
             "setting": str,
         }
         names = [field.name for field in fields(Entry)]
         try:
-            return cls(Entry(**{name: kinds.get(name, float)(record[name]) for name in names}) for record in records)
+            tables = ({"samples": None, **record} for record in records)  # files from before races have no samples
+            return cls(Entry(**{name: kinds.get(name, float)(table[name]) for name in names}) for table in tables)
         except (KeyError, TypeError, ValueError) as error:
             raise ValueError(
                 f"these are no records of a leaderboard ({type(error).__name__}: {error}); expected a list of objects with "
@@ -84,7 +90,7 @@ class Leaderboard:
 
     def _cells(self) -> list[tuple[str, ...]]:
         return [
-            (e.name, f"{e.score:.4f}", f"{e.spread:.4f}", f"{e.seconds:.1f}", _gap(e.gap), e.setting, e.reads)
+            (e.name, f"{e.score:.4f}", _spread(e), f"{e.seconds:.1f}", _gap(e.gap), e.setting, e.reads)
             for e in self.entries
         ]
 
@@ -99,6 +105,18 @@ class Leaderboard:
             for row in (head, *rows)
         ]
         return "\n".join([lines[0], "-" * len(lines[0]), *lines[1:]])
+
+
+def _no_nan(value: float) -> float | None:
+    return None if math.isnan(value) else value
+
+
+def _rank(entry: Entry) -> tuple[float, float]:
+    return -(math.inf if entry.samples is None else entry.samples), -entry.score
+
+
+def _spread(entry: Entry) -> str:
+    return f"{entry.spread:.4f}" if entry.samples is None else f"(N={entry.samples})"
 
 
 def _gap(gap: float | None) -> str:

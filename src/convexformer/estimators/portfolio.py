@@ -1,25 +1,39 @@
 """The search of ``head="auto"``: one convex program over maps of the tokens, one beta by cross-validation.
 
-Everything is solved in float32, features and kernels being the data of the program, and certified in float64. Folds refit
-every map on their own training part, to a loose gap; the program is then solved once more, on all samples, to the
-estimator's tolerance.
+Everything is solved in float32, features and kernels being the data of the program, and certified in float64. Two ways:
+
+* :func:`shared_path`: one path on all samples, whose block weights and maps the folds share; a fold refits coefficients and
+  intercept (:class:`~convexformer.estimators.held_out.HeldOut`). The default: folds cost a fraction of the path.
+* :func:`auto_path`: every fold for itself, maps and block weights included, to a loose gap; the program is then solved once
+  more, on all samples, to the estimator's tolerance.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from copy import copy
 from dataclasses import dataclass
-from typing import Any, final
+from typing import final
 
 import numpy as np
 import torch
 from sklearn.metrics import check_scoring
+from torch import Tensor
 
+from convexformer.clock import Clock
 from convexformer.data import TokenDataset
 from convexformer.estimators.base import TokenEstimator
 from convexformer.estimators.folds import FoldOptions, Share, one_number, takes_weight, uninterrupted
+from convexformer.estimators.held_out import HeldOut
+from convexformer.operators import Operator
 from convexformer.path import walk
+from convexformer.problem import Problem
 from convexformer.solution import Solution
+from convexformer.threads import limited_threads
 from convexformer.weights import apply_weights
+
+SINGLE_THREAD_SAMPLES = 4_000
 
 
 @final
@@ -30,6 +44,8 @@ class AutoGrid:
     first: float = 10**-0.7
     last: float = 10**-3.1
     count: int = 5
+    begin: int = 2
+    """Where a path on all samples begins; it comes back to larger betas only where the best score is there."""
     longest: int = 9
     """Betas at most: the path goes on, at the same pace, where the best score is at its end (many classes want it)."""
     patience: int = 2
@@ -42,12 +58,22 @@ class AutoGrid:
         step = (self.last / self.first) ** (1 / (self.count - 1))
         return self.first * step ** np.arange(self.longest)
 
-    def settled(self, scores: list[float]) -> bool:
+    def settled(self, scores: list[float], begin: int = 0) -> bool:
         """Tell whether smaller betas are of no use; scores that are all the same (a common class) say nothing."""
         if max(scores) == min(scores) < 1:
             return False
         since = len(scores) - 1 - int(np.argmax(scores))
-        return since >= self.patience or (len(scores) >= self.count and since > 0)
+        return since >= self.patience or (begin + len(scores) >= self.count and since > 0)
+
+
+def one_thread(tokens: TokenDataset) -> AbstractContextManager[None]:
+    """Keep up to some thousand samples on one thread of a CPU.
+
+    A second thread gains little on triangular solves, and loses ten times that where other processes want the core, since
+    the threads of a product wait for each other.
+    """
+    alone = tokens.X.device.type == "cpu" and tokens.n_samples <= SINGLE_THREAD_SAMPLES
+    return limited_threads(1) if alone else nullcontext()
 
 
 def auto_path(
@@ -79,8 +105,7 @@ def auto_path(
         if clock.late and not solution.certificate.meets(solver_options["tolerance"]):
             break
         estimator._keep(problem.with_beta(solution.beta), solution)
-        outputs = _outputs(solution, operator)
-        estimator.outputs = lambda X, mask=None, known=outputs: known  # type: ignore[method-assign,misc]
+        _says(estimator, _outputs(solution, operator))
         found.append(one_number(scorer(estimator, outside, targets[test], **weighted)))
         scores[k], gaps[k] = found[-1], solution.certificate.relative_gap
         if grid.settled(found):
@@ -88,8 +113,70 @@ def auto_path(
     return scores, gaps
 
 
-def _outputs(solution: Solution, operator: Any) -> np.ndarray:
+def shared_path(
+    estimator: TokenEstimator,
+    problem: Problem,
+    tokens: TokenDataset,
+    targets: np.ndarray,
+    w: np.ndarray | None,
+    folds: Sequence[tuple[np.ndarray, np.ndarray]],
+    options: FoldOptions,
+    clock: Clock,
+    grid: AutoGrid = AutoGrid(),  # noqa: B008  (frozen)
+) -> tuple[np.ndarray, np.ndarray, dict[int, Solution]]:
+    """Walk the path on all samples; return the scores of the folds ``(folds, n_betas)``, gaps ``(n_betas,)`` and solutions.
+
+    NaN where the path has not been. ``problem`` is that of all samples at ``beta_max``, and ``estimator`` what scorers ask.
+    """
+    scorer, voice = check_scoring(estimator, scoring=options.scoring), copy(estimator)
+    weighted = takes_weight(scorer, options.scoring)
+    parts = [
+        (tokens.select(test), targets[test], {"sample_weight": w[test]} if weighted and w is not None else {})
+        for _, test in folds
+    ]
+    scores, gaps = np.full((len(folds), len(options.ratios)), np.nan), np.full(len(options.ratios), np.nan)
+    held_out, solutions = HeldOut(folds), dict[int, Solution]()
+    solver_options = {**estimator._solver_options(), "tolerance": max(grid.tolerance, options.tolerance)}
+
+    def visit(k: int, solution: Solution) -> bool:
+        if clock.late and not solution.certificate.meets(solver_options["tolerance"]):
+            return False
+        at = problem.with_beta(solution.beta)
+        voice._keep(at, solution)
+        solutions[k], gaps[k] = solution, solution.certificate.relative_gap
+        for row, outputs, (X, y, weight) in zip(
+            scores, held_out.outputs(at.objective, solution.weights), parts, strict=True
+        ):
+            _says(voice, outputs.squeeze(-1) if solution.layout.squeeze else outputs)
+            row[k] = one_number(scorer(voice, X, y, **weight))
+        return True
+
+    def solved(order: list[int]) -> Iterator[tuple[int, Solution]]:
+        path = walk(problem, options.ratios[order], clock=clock, **solver_options)
+        return zip(order, uninterrupted(path), strict=False)  # a path may end early
+
+    found: list[float] = []
+    for k, solution in solved(list(range(grid.begin, len(options.ratios)))):
+        if not visit(k, solution):
+            break
+        found.append(float(scores[:, k].mean()))
+        if grid.settled(found, grid.begin):
+            break
+    if found and int(np.argmax(found)) == 0:  # the best score is where the path began: look above, too
+        for k, solution in solved(list(range(grid.begin))[::-1]):
+            if not visit(k, solution) or scores[:, k].mean() < scores[:, k + 1].mean():
+                break
+    return scores, gaps, solutions
+
+
+def _says(estimator: TokenEstimator, outputs: Tensor) -> None:
+    """Let an estimator answer with known outputs."""
+    known = outputs.cpu().numpy()
+    estimator.outputs = lambda X, mask=None: known  # type: ignore[method-assign]
+
+
+def _outputs(solution: Solution, operator: Operator) -> Tensor:
     found = apply_weights(operator, solution.weights.Z)
     if solution.weights.intercept is not None:
         found = found + solution.weights.intercept.to(found)
-    return (found.squeeze(-1) if solution.layout.squeeze else found).cpu().numpy()
+    return found.squeeze(-1) if solution.layout.squeeze else found

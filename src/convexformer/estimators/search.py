@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Sequence
 from contextlib import nullcontext
 from numbers import Integral
 from os import PathLike
@@ -22,15 +23,19 @@ from convexformer.estimators.base import TokenEstimator, named_options
 from convexformer.estimators.classifier import TokenClassifier
 from convexformer.estimators.folds import FoldOptions, Share, carried_forward, score_path, uninterrupted
 from convexformer.estimators.leaderboard import Entry, Leaderboard
-from convexformer.estimators.portfolio import AutoGrid, auto_path
+from convexformer.estimators.portfolio import AutoGrid, auto_path, one_thread, shared_path
+from convexformer.estimators.race import RACERS, widen
 from convexformer.estimators.regressor import TokenRegressor
 from convexformer.heads.base import Head
 from convexformer.heads.combined import Sum
+from convexformer.jit import interpreted
 from convexformer.path import beta_ratios, total_clock, walk
 from convexformer.progress import StepBar, step_bar
 from convexformer.registry import GridEndWarning, one_of, warn
 from convexformer.solvers import SOLVERS
+from convexformer.solvers.block_newton import BlockNewton, BlockNewtonOptions
 from convexformer.solvers.run import check_limits
+from convexformer.solving import solve
 from convexformer.threads import limited_threads
 
 LADDER = 0.3  # ratio of successive betas on the way to the one selected
@@ -58,9 +63,13 @@ class CrossValidated(TokenEstimator):
     backend (``n_jobs``, ``joblib.parallel_config``), Dask's or Ray's too; ``verbose`` shows their progress. Ctrl-C ends the
     whole search and keeps nothing.
 
-    ``head="auto"`` is one convex program over maps of the tokens (:func:`convexformer.heads.portfolio`). Its folds refit the
-    maps, and have a grid of their own: ``beta_ratio`` from 0.2 to 8e-4, further while scores rise, ``n_betas`` and
-    ``beta_min_ratio`` do not matter; all is solved in float32 and certified in float64.
+    ``head="auto"`` is one convex program over maps of the tokens (:func:`convexformer.heads.portfolio`). It has its own
+    grid, ``beta_ratio`` from 0.2 to 8e-4 and on while scores rise (``n_betas`` and ``beta_min_ratio`` do not matter), and is
+    solved in float32 and certified in float64. ``validation="folds"``: each fold fits everything on its training part
+    alone. ``"shared"``: one path on all samples; folds refit coefficients and intercepts, and share with it the maps, which
+    are learnt without labels, and the block weights, one number a map. ``"auto"`` shares where ``cv`` is a number and there
+    are no ``groups``. ``portfolio="wide"`` lets the papers' heads race by successive halving in ``max_time``, here the time
+    of the whole fit; the winner is cross-validated on the same folds, and kept if it does better.
 
     After ``fit``: ``leaderboard_``, ``cv_results_``, ``beta_ratios_``, ``best_index_`` (the one selected), ``best_score_``
     and ``beta_ratio_`` besides the attributes of the plain estimator; ``n_iter_`` counts the path of the last fit.
@@ -85,6 +94,10 @@ class CrossValidated(TokenEstimator):
         A fold ends its path after so many betas without a visibly better score; None walks all of it.
     total_time : float, optional
         Seconds of the whole search; each fold has its share.
+    validation : {"auto", "folds", "shared"}
+        How ``head="auto"`` is cross-validated: each fold by itself, or coefficients only, given the maps' weights.
+    portfolio : {"default", "wide"}
+        ``"wide"`` lets the papers' heads race against ``head="auto"``.
     """
 
     @named_options
@@ -116,6 +129,8 @@ class CrossValidated(TokenEstimator):
         fold_tolerance: float = 3e-2,
         patience: int | None = 3,
         total_time: float | None = None,
+        validation: str = "auto",
+        portfolio: str = "default",
     ) -> None:
         super().__init__(
             head=head,
@@ -144,6 +159,8 @@ class CrossValidated(TokenEstimator):
         self.fold_tolerance = fold_tolerance
         self.patience = patience
         self.total_time = total_time
+        self.validation = validation
+        self.portfolio = portfolio
 
     def fit_checkpointed(
         self,
@@ -161,8 +178,10 @@ class CrossValidated(TokenEstimator):
 
     def _choose_and_fit(self, X: Any, y: Any, sample_weight: Any, mask: Any, groups: Any) -> None:
         """Choose beta by cross-validation, then fit all samples with it."""
-        clock = total_clock(self.total_time)
+        clock, race_clock = total_clock(self.total_time), Clock(self.max_time)
         self._check_options()
+        self.winner_: str | None = None
+        self.raced_: list[dict[str, Any]] = []
         tokens, codes, w = self._read_training(X, y, sample_weight, mask)
         targets = self._read_targets(y)
         if self.scoring is None and targets.ndim > 2:
@@ -170,21 +189,50 @@ class CrossValidated(TokenEstimator):
                 f"y has shape {targets.shape}, targets per token, and scoring=None means R^2, one row per sample. "
                 "Pass scoring=callable(estimator, X, y), or choose beta yourself along cf.path."
             )
-        ratios = beta_ratios(self.n_betas, self.beta_min_ratio)
         splitter = check_cv(self.cv, targets if targets.ndim == 1 else None, classifier=is_classifier(self))
         folds = list(splitter.split(np.zeros(len(targets)), targets, groups))
         own = self._read_weight(sample_weight, tokens.n_samples)
-        host = tokens.to(device="cpu")
         began = time.perf_counter()
-        workers = effective_n_jobs(self.n_jobs)
-        share = Share.of(clock, len(folds), workers)
-        auto = AutoGrid() if isinstance(self.head, str) and self.head == "auto" else None
+        auto = AutoGrid() if self._is_auto else None
+        whole = tokens
         if auto is not None:
-            ratios = auto.ratios()
-        walk_options = FoldOptions(ratios, self.scoring, self.patience, max(self.tolerance, self.fold_tolerance))
-        fold = score_path if auto is None else auto_path
+            tokens = tokens.to(dtype=torch.float32)
+        ratios = beta_ratios(self.n_betas, self.beta_min_ratio) if auto is None else auto.ratios()
+        options = FoldOptions(ratios, self.scoring, self.patience, max(self.tolerance, self.fold_tolerance))
+        if auto is not None and self._shares(tokens, groups):
+            with one_thread(tokens), interpreted():  # few calls: compiling would take longer than all of them
+                self._share(tokens, codes, w, targets, own, folds, options, clock)
+        else:
+            self._record(ratios, *self._walk_folds(tokens, targets, own, folds, options, clock))
+            self._refit(tokens, codes, w, clock, ladder=auto is None)
+        self.search_seconds_ = time.perf_counter() - began
+        if self.portfolio == "wide":
+            widen(self, whole, targets, own, folds, race_clock)
+
+    @property
+    def _is_auto(self) -> bool:
+        return isinstance(self.head, str) and self.head == "auto"
+
+    def _build_head(self) -> Head:
+        """Return the winner of a race, else the head asked for."""
+        winner = getattr(self, "winner_", None)
+        return super()._build_head() if winner is None else RACERS[winner]
+
+    def _walk_folds(
+        self,
+        tokens: TokenDataset,
+        targets: np.ndarray,
+        w: np.ndarray | None,
+        folds: Sequence[tuple[np.ndarray, np.ndarray]],
+        options: FoldOptions,
+        clock: Clock,
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Return the scores and gaps of every fold's own path, ``(folds, betas)``."""
+        host, workers = tokens.to(device="cpu"), effective_n_jobs(self.n_jobs)
+        share = Share.of(clock, len(folds), workers)
+        fold = auto_path if self._is_auto else score_path
         jobs = (
-            delayed(fold)(self._single(), host, targets, own, train, test, walk_options, share.of_fold(k))
+            delayed(fold)(self.single(), host, targets, w, train, test, options, share.of_fold(k))
             for k, (train, test) in enumerate(folds)
         )
         shown = step_bar("cross-validation", len(folds), shown=bool(self.verbose))
@@ -193,15 +241,52 @@ class CrossValidated(TokenEstimator):
             limited_threads(max(1, torch.get_num_threads() // workers)) if workers > 1 else nullcontext(),
         ):
             rows = _CountedParallel(bar, n_jobs=self.n_jobs)(jobs)
-        scores, gaps = (np.array(part) for part in zip(*rows, strict=True))  # (folds, betas)
-        self._record(ratios, scores, gaps)
-        if auto is not None:
-            tokens = tokens.to(dtype=torch.float32)
-        self._refit(tokens, codes, w, clock, ladder=auto is None)
-        self.search_seconds_ = time.perf_counter() - began
+        scores, gaps = zip(*rows, strict=True)
+        return np.array(scores), np.array(gaps)
+
+    def _shares(self, tokens: TokenDataset, groups: Any) -> bool:
+        """Whether folds share maps and block weights with the fit on all samples."""
+        fits = self.solver in ("auto", BlockNewton.name) and tokens.n_samples <= BlockNewtonOptions().max_rows
+        if self.validation == "shared" and not fits:
+            raise ValueError(
+                f"validation='shared' needs the solver {BlockNewton.name!r} and at most {BlockNewtonOptions().max_rows:,} "
+                f"samples; given were solver={self.solver!r} and {tokens.n_samples:,} samples. Use validation='folds'."
+            )
+        plain = groups is None and (self.cv is None or isinstance(self.cv, Integral))
+        return fits and (self.validation == "shared" or (self.validation == "auto" and plain))
+
+    def _share(
+        self,
+        tokens: TokenDataset,
+        codes: np.ndarray,
+        w: np.ndarray | None,
+        targets: np.ndarray,
+        own: np.ndarray | None,
+        folds: Sequence[tuple[np.ndarray, np.ndarray]],
+        options: FoldOptions,
+        clock: Clock,
+    ) -> None:
+        """Walk one path on all samples, choose its beta by folds that share it, and solve on there to the tolerance."""
+        self._learn_scale(tokens, w)
+        problem = self._problem(tokens, codes, w, beta_ratio=1.0)
+        most = Share.of(clock, 1, 1).clock()  # the last solve needs some of the time
+        scores, gaps, solutions = shared_path(self, problem, tokens, targets, own, folds, options, most)
+        self._record(options.ratios, scores, np.broadcast_to(gaps, scores.shape))
+        chosen = solutions[self.best_index_]
+        last = problem.with_beta(chosen.beta)
+        limits = {**self._solver_options(), "max_time": clock.left(self.max_time)}
+        found = next(uninterrupted(iter([solve(last, warm_start=chosen, **limits)])))
+        self._keep(last, found)
+        self.n_iter_ = max(1, found.n_iter + sum(solution.n_iter for solution in solutions.values()))
 
     def _check_options(self) -> None:
         one_of("selection", self.selection, ("best", "1se"))
+        one_of("validation", self.validation, ("auto", "folds", "shared"))
+        one_of("portfolio", self.portfolio, ("default", "wide"))
+        if self.portfolio == "wide" and not self._is_auto:
+            raise ValueError(
+                f"portfolio='wide' widens head='auto'; head={self.head!r} was given. Leave one of them out."
+            )
         one_of("solver", self.solver, ("auto", *SOLVERS))
         check_limits(self.fold_tolerance, None, None)
         if self.patience is not None and (not isinstance(self.patience, Integral) or self.patience < 1):
@@ -230,28 +315,28 @@ class CrossValidated(TokenEstimator):
     def leaderboard_(self) -> Leaderboard:
         """What was tried, as a table: the score of the head at its beta, its spread over folds, seconds, gap."""
         check_is_fitted(self, "solution_")
-        head, found = self.solution_.head, self.cv_results_
-        at = self.best_index_
-        return Leaderboard(
-            [
-                Entry(
-                    name=self.head if isinstance(self.head, str) else head.label(),
-                    score=float(found["mean_test_score"][at]),
-                    spread=float(found["std_test_score"][at]),
-                    seconds=self.search_seconds_,
-                    gap=max(float(np.nanmax(found["max_relative_gap"])), self.certificate_.relative_gap),
-                    reads=", ".join(head.labels()) if isinstance(head, Sum) else head.label(),
-                    setting=f"beta_ratio {self.beta_ratio_:.2g}",
-                )
-            ]
+        return Leaderboard([self.entry(), *(Entry(**raced) for raced in self.raced_)])
+
+    def entry(self) -> Entry:
+        """Return the row of this search in a leaderboard."""
+        head, found, at = self.solution_.head, self.cv_results_, self.best_index_
+        return Entry(
+            name=self.winner_ or (self.head if isinstance(self.head, str) else head.label()),
+            score=float(found["mean_test_score"][at]),
+            spread=float(found["std_test_score"][at]),
+            seconds=self.search_seconds_,
+            gap=max(float(np.nanmax(found["max_relative_gap"])), self.certificate_.relative_gap),
+            reads=", ".join(head.labels()) if isinstance(head, Sum) else head.label(),
+            setting=f"beta_ratio {self.beta_ratio_:.2g}",
         )
 
-    def _single(self) -> TokenEstimator:
-        """Return an unfitted plain estimator with the same options, for one fold."""
+    def single(self, head: Head | None = None) -> TokenEstimator:
+        """Return an unfitted plain estimator with the same options, for one fold; with another head, where given."""
         plain = TokenClassifier if is_classifier(self) else TokenRegressor
         names = set(plain().get_params())
         own = {name: value for name, value in self.get_params(deep=False).items() if name in names}
-        return clone(plain(**{**own, "verbose": 0, "random_state": self.seed_}))  # the same gates in every fold
+        own |= {"verbose": 0, "random_state": self.seed_} | ({} if head is None else {"head": head, "max_time": None})
+        return clone(plain(**own))  # the same gates in every fold
 
     def _record(self, ratios: np.ndarray, scores: np.ndarray, gaps: np.ndarray) -> None:
         """Select a beta from the scores and gaps, ``(folds, betas)``, NaN where a fold has not got."""
@@ -270,7 +355,7 @@ class CrossValidated(TokenEstimator):
         if len(ratios) > 1 and best == len(ratios) - 1 and mean[best] > mean[best - 1]:
             warn(
                 f"the best mean score is at the smallest beta of the grid, beta_ratio={ratios[best]:.3g}; a smaller one may "
-                f"be better. Lower beta_min_ratio, which is {self.beta_min_ratio:.3g}.",
+                f"be better.{'' if self._is_auto else f' Lower beta_min_ratio, which is {self.beta_min_ratio:.3g}.'}",
                 GridEndWarning,
             )
         if self.selection == "1se":

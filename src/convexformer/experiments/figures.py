@@ -40,8 +40,16 @@ def token_map(path: Path, best: int, file: FilePath) -> FilePath:
     return file
 
 
-def path_curves(stories: dict[str, tuple[Path, list[float]]], file: FilePath) -> FilePath:
-    """Draw test accuracy of every head, and the active share of tokens where heads tell them apart, along the path."""
+def block_norms(solution: Solution, file: FilePath) -> FilePath:
+    """Draw how much of each map the program of ``head="auto"`` uses."""
+    axes = solution.plot_blocks()
+    axes.set_title("head='auto': maps in use", loc="left")
+    axes.figure.savefig(file, dpi=150)
+    return file
+
+
+def path_curves(stories: dict[str, tuple[Path, list[float]]], levels: dict[str, float], file: FilePath) -> FilePath:
+    """Draw test accuracy along the path, with ``levels`` of models without one, and the tokens that heads use."""
     figure = Figure(figsize=(9.2, 4.1), layout="constrained")
     left, right = figure.subplots(1, 2)
     for name, (path, accuracies) in stories.items():
@@ -51,6 +59,12 @@ def path_curves(stories: dict[str, tuple[Path, list[float]]], file: FilePath) ->
             norms = path.token_norms.numpy()
             groups = (norms > 1e-6 * norms.max(1, keepdims=True).clip(1e-300)).sum(1)
             right.plot(ratios, groups, ".-", color=line.get_color(), label=name, linewidth=1.2)
+    for (name, level), style in zip(levels.items(), ("-", "--", ":"), strict=False):
+        left.axhline(level, color="black", linestyle=style, linewidth=1.2, label=name)
+    left.text(
+        *(0.97, 0.03), "linear, mlp and logistic (mean token) see\nthe mean token only: the same model",
+        transform=left.transAxes, ha="right", va="bottom", fontsize=8, color="0.3",
+    )  # fmt: skip
     left.set_ylabel("test accuracy")
     right.set_ylabel("active tokens of 16")
     for axis in (left, right):

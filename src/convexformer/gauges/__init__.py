@@ -2,12 +2,14 @@
 
 from convexformer.gauges.base import (
     Atomic,
+    Candidate,
     DualMatrix,
     Factored,
     FiniteAtoms,
     Gauge,
     HilbertBlock,
     LinearMap,
+    NeuronOracle,
     Norm,
     Penalty,
     Polar,
@@ -17,10 +19,12 @@ from convexformer.gauges.base import (
     WeightsLike,
 )
 from convexformer.gauges.combined import SumPenalty
+from convexformer.gauges.cone import ConeNuclearNorm
 from convexformer.gauges.frobenius import FrobeniusNorm
 from convexformer.gauges.group import GroupNorm
 from convexformer.gauges.l1 import L1Norm
 from convexformer.gauges.nuclear import NuclearNorm
+from convexformer.gauges.relu import PolarOptions, ReLUNorm
 from convexformer.gauges.representer import RepresenterNorm, RepresenterRidge
 from convexformer.gauges.ridge import Ridge
 from convexformer.gauges.scaled import ScaledPenalty
@@ -28,6 +32,8 @@ from convexformer.gauges.stochastic import StochasticNorm
 
 __all__ = [
     "Atomic",
+    "Candidate",
+    "ConeNuclearNorm",
     "DualMatrix",
     "Factored",
     "FiniteAtoms",
@@ -37,12 +43,15 @@ __all__ = [
     "HilbertBlock",
     "L1Norm",
     "LinearMap",
+    "NeuronOracle",
     "Norm",
     "NuclearNorm",
     "Penalty",
     "Polar",
     "PolarKind",
+    "PolarOptions",
     "Proximal",
+    "ReLUNorm",
     "RepresenterNorm",
     "RepresenterRidge",
     "Ridge",

@@ -1,14 +1,15 @@
 """Interfaces of penalties: value and conjugate, which certificates need, and optional capabilities for solvers.
 
 A solver asks for a capability by type: :class:`Proximal` (FISTA), :class:`Sliced` (working sets), :class:`Factored`
-(the staircase), :class:`FiniteAtoms` (Frank-Wolfe). They are structural protocols: a class has one by defining its methods.
+(the staircase), :class:`FiniteAtoms` (Frank-Wolfe), :class:`NeuronOracle` (column generation). They are structural
+protocols: a class has one by defining its methods.
 """
 
 from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol, TypeAlias, final, runtime_checkable
@@ -63,6 +64,16 @@ class LinearMap(Protocol):
 
     def block(self, b: int) -> Tensor:
         """``M_b`` as one tensor ``(p, q)``."""
+
+    def blocks(self) -> Iterator[Tensor]:
+        """All blocks, one after another."""
+
+    def rough(self) -> LinearMap:
+        """About the same matrices in float32."""
+
+    @property
+    def forming_work(self) -> float:
+        """Multiplications that forming all blocks takes."""
 
     @property
     def formable(self) -> bool:
@@ -238,6 +249,54 @@ class FiniteAtoms(Protocol):
 
     def atoms(self, M: Tensor, most: int) -> list[Tensor]:
         """Return up to ``most`` atoms from different parts of ``Z``, the best aligned with ``M`` first."""
+
+
+class NeuronsLike(Protocol):
+    """Neurons ``(u_j, v_j)``: ``U: (m, p)``, ``V: (m, q)``, ``block: (m,)``."""
+
+    @property
+    def U(self) -> Tensor:
+        """Inner weights."""
+
+    @property
+    def V(self) -> Tensor:
+        """Output weights."""
+
+    @property
+    def block(self) -> Tensor:
+        """The block of each neuron."""
+
+
+@final
+@dataclass(frozen=True)
+class Candidate:
+    """A neuron that a search found: its block, unit factors and ``<M, (u, v)>``."""
+
+    value: float
+    block: int
+    u: Tensor
+    v: Tensor
+
+
+@runtime_checkable
+class NeuronOracle(Protocol):
+    """A penalty on neurons: a norm of their output weights, and a search for those most aligned with a dual matrix."""
+
+    outer: str
+    """``"l2"``, or ``"l1"`` where each neuron may write one output."""
+
+    @property
+    def complete(self) -> bool:
+        """Whether a search sees all cells, so that it may be trusted to find the best neurons."""
+
+    def output_norms(self, V: Tensor) -> Tensor:
+        """``(m,)`` the norms of output weights."""
+
+    def spread(self, M: DualMatrix, count: int, seed: int) -> list[Candidate]:
+        """Return ``count`` neurons of each block in random directions that have climbed a few steps only."""
+
+    def search(self, M: DualMatrix, around: NeuronsLike | None, count: int) -> list[Candidate]:
+        """Return different neurons with large ``<M, (u, v)>``, the best first; those ``around`` are starts."""
 
 
 class Gauge(Penalty):

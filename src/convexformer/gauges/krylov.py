@@ -17,6 +17,8 @@ Product = Callable[[Tensor], Tensor]
 
 LOST = 1e3
 """Roundings: a new direction shorter than this many of them has run out."""
+GRAM_SHORTEST = 1e-6
+"""The same as a length relative to the whole where it is found by a Gram matrix in float64, which squares it."""
 
 
 @final
@@ -29,13 +31,13 @@ class Krylov:
 
     def __init__(self, there: Product, back: Product, start: Tensor, *, keep_images: bool = True) -> None:
         self.there, self.back = there, back
-        Q = torch.linalg.qr(start.T)[0].T
+        Q = _orthonormal(_orthonormal(start)[0])[0]
         image = there(Q)
         top = image.abs().amax()
         self.unit = torch.where((top > 0) & top.isfinite(), top, 1.0)  # squares neither overflow nor vanish
         self.basis, self.image = Q, image / self.unit
         self.images: list[Tensor] | None = [self.image] if keep_images else None
-        self.core = self._gram(self.image)  # (m, m): K on the basis, in float64
+        self.core = self._gram(self.image)  # (m, m): K on the basis, in float64, on the host: it is small
 
     @property
     def full(self) -> bool:
@@ -46,13 +48,15 @@ class Krylov:
         """Add a block to the space."""
         m, width = len(self.basis), len(self.image)
         raw = self.back(self.image) / self.unit
-        Q, R = torch.linalg.qr(self._beside(raw).T)
+        Q, lengths = _orthonormal(self._beside(raw))
         # where directions run out only rounding is left, most of it inside the space: random ones take their place, for
         # a basis that is not orthonormal would give values above the true ones
-        lost = R.diagonal().abs() <= LOST * torch.finfo(raw.dtype).eps * raw.norm(dim=1).max()
-        new = torch.where(lost[:, None], random_rows(len(raw), raw.shape[1], raw, seed=m), Q.T)
+        lost = lengths <= _shortest(raw.dtype, raw.is_cuda) * raw.norm(dim=1).max().to(lengths)
+        new = Q
+        if bool(lost.any()):
+            new = torch.where(lost.to(Q.device)[:, None], random_rows(len(raw), raw.shape[1], raw, seed=m), Q)
         for _ in range(2):
-            new = torch.linalg.qr(self._beside(new).T)[0].T
+            new = _orthonormal(self._beside(new))[0]
         new = new[: self.basis.shape[1] - m]
         self.image = self.there(new) / self.unit
         if self.images is not None:
@@ -60,7 +64,7 @@ class Krylov:
         self.basis = torch.cat([self.basis, new])
         core = self.core.new_zeros((len(self.basis), len(self.basis)))
         core[:m, :m] = self.core
-        core[m:, m - width : m] = new.double() @ raw.double().T
+        core[m:, m - width : m] = (new.double() @ raw.double().T).cpu()
         core[m - width : m, m:] = core[m:, m - width : m].T
         core[m:, m:] = self._gram(self.image)
         self.core = core
@@ -76,7 +80,7 @@ class Krylov:
         assert self.images is not None
         squares, C = torch.linalg.eigh(self.core)
         squares, C = squares.flip(0)[:k], C.flip(1)[:, :k].T.to(self.basis)
-        sigma = squares.clamp_min(0).sqrt()
+        sigma = squares.clamp_min(0).sqrt().to(self.basis.device)
         far = (C @ torch.cat(self.images)).double() / sigma.clamp_min(torch.finfo(sigma.dtype).tiny)[:, None]
         return self.unit * sigma.to(self.basis), C @ self.basis, far.to(self.basis)
 
@@ -87,7 +91,34 @@ class Krylov:
     @staticmethod
     def _gram(rows: Tensor) -> Tensor:
         rows = rows.double()
-        return rows @ rows.T
+        return (rows @ rows.T).cpu()
+
+
+def _orthonormal(rows: Tensor) -> tuple[Tensor, Tensor]:
+    """Orthonormal rows of the same span, and ``(k,)`` how long each was beside those before it, or as an axis of all.
+
+    On a GPU by the eigenvectors of the Gram matrix in float64, which are found on the host: a QR factorisation of a few
+    long rows takes longer there than a product with the data. One such pass is as accurate as the root of a rounding.
+    """
+    if not rows.is_cuda:
+        Q, R = torch.linalg.qr(rows.T)
+        return Q.T, R.diagonal().abs()
+    return gram_orthonormal(rows)
+
+
+def gram_orthonormal(rows: Tensor) -> tuple[Tensor, Tensor]:
+    """Rows turned onto their principal axes, and the lengths of those."""
+    wide = rows.double()
+    squares, turn = torch.linalg.eigh((wide @ wide.T).cpu())
+    lengths = squares.clamp_min(0).sqrt()
+    turn = turn / lengths.clamp_min(GRAM_SHORTEST * float(lengths[-1]) + torch.finfo(torch.float64).tiny)
+    return (turn.T.to(wide.device) @ wide).to(rows.dtype), lengths
+
+
+def _shortest(dtype: torch.dtype, is_cuda: bool) -> float:
+    """The length, relative to the whole, below which a direction has run out."""
+    own = LOST * torch.finfo(dtype).eps
+    return max(own, GRAM_SHORTEST) if is_cuda else own
 
 
 def random_rows(k: int, n: int, like: Tensor, seed: int) -> Tensor:
@@ -96,9 +127,14 @@ def random_rows(k: int, n: int, like: Tensor, seed: int) -> Tensor:
 
 
 def largest_eigenvalue(K: Tensor, width: int = 8, steps: int = 40, tolerance: float = 1e-8) -> float:
-    """Estimate the largest eigenvalue of a symmetric, positive semidefinite ``K: (n, n)`` from below."""
+    """Estimate the largest eigenvalue of a positive semidefinite matrix from below; ``K: (n, n)`` is its lower triangle."""
     n = len(K)
-    space = Krylov(lambda Q: Q @ K, lambda Q: Q @ K, random_rows(min(width, n), n, K, 0), keep_images=False)
+    diagonal = K.diagonal()
+
+    def product(Q: Tensor) -> Tensor:
+        return Q @ K + Q @ K.T - Q * diagonal
+
+    space = Krylov(product, product, random_rows(min(width, n), n, K, 0), keep_images=False)
     value = space.top()
     for _ in range(steps):
         if space.full or not math.isfinite(value):

@@ -3,20 +3,33 @@
 from __future__ import annotations
 
 import math
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
 
 from convexformer.gauges.base import LinearMap, Polar, PolarKind
-from convexformer.gauges.krylov import Krylov, largest_eigenvalue, random_rows
+from convexformer.gauges.krylov import Krylov, random_rows
+from convexformer.gauges.proof import proven, verified
+
+Triples: TypeAlias = tuple[Tensor, Tensor, Tensor, Tensor]
+"""Singular values, vectors ``U: (k, p)`` and ``V: (k, q)``, blocks."""
 
 SMALL_SIDE = 1024  # the exact spectrum of the Gram matrix is taken for short sides up to this
 CHOLESKY_SIDE = 20_000  # a Cholesky test proves the bound for short sides up to this
 FORMED = 1 << 28  # all blocks of M are formed together if they have at most this many entries: 2 GiB in float64
+MUCH_WORK = 1e11
+"""Multiplications from which matrices are formed in float32: some three seconds on one core in float64."""
+VERIFYING_COST = 36
+"""Products with one vector that a block must cost more than: verifying takes half as many, in float64."""
 FAILURE = 1e-6  # probability that a probabilistic bound is wrong
 PROOF_WIDTH, PROOF_STEPS = 8, 250  # the Krylov space of a probabilistic bound
 WIDTHS = {"one": 16, "formed": 8, "gated": 4}
 """Vectors in a block of an estimate: of a single matrix, of matrices that are formed, and of many that are not."""
+FORMED_COST = {"cpu": 32, "cuda": 128}
+"""Products with one vector up to whose cost a block is formed for an estimate; a GPU forms with TF32 products."""
+CONTENDERS = 0.98
+"""Blocks whose value, found in a lower precision, is above this fraction of the largest are looked at again."""
 ESTIMATE_STEPS = 10  # blocks of vectors of an estimate, at most
 SETTLED = 1e-5  # an estimate is done when another block of vectors raises it by less than this
 
@@ -49,19 +62,23 @@ def largest(M: Tensor) -> float:
 def bound(M: LinearMap) -> Polar:
     """Bound the largest singular value of an implicit ``M: (B, p, q)`` from above, as tightly as its size allows.
 
-    Exact by eigenvalues when a side is small; proven by a Cholesky factorisation when a block can be formed; otherwise
-    by the Krylov space of random vectors, with the stated probability.
+    Exact by eigenvalues when a side is small; proven by a Cholesky factorisation when a block can be formed, or where
+    that is much work formed in float32 and verified, with the stated probability; otherwise by the Krylov space of
+    random vectors, with that probability, too.
     """
     B, p, q = M.shape
     side = min(p, q)
     if side <= SMALL_SIDE and B * p * q <= FORMED:
         return Polar(largest(M.dense()))
     if side <= CHOLESKY_SIDE and M.formable:
+        much = M.forming_work > MUCH_WORK and M.block_cost > VERIFYING_COST
+        if much and (found := verified(M, FAILURE)) is not None:
+            return Polar(found, PolarKind.PROBABILISTIC, confidence=1 - FAILURE)
         if side <= SMALL_SIDE:
-            return Polar(max(largest(M.block(b)) for b in range(B)))
+            return Polar(max(largest(block) for block in M.blocks()))
         top = 0.0
-        for b in range(B):
-            top = _proven(M.block(b), top)
+        for block in M.blocks():
+            top = proven(block, top)
         return Polar(top, PolarKind.UPPER)
     return Polar(max(_probable(M, b, B) for b in range(B)), PolarKind.PROBABILISTIC, confidence=1 - FAILURE)
 
@@ -77,9 +94,7 @@ def estimate(M: LinearMap) -> Polar:
     return Polar(_survey(M), PolarKind.LOWER)
 
 
-def top_pairs(
-    M: LinearMap, k: int, start: Tensor | None = None, sweeps: int = 6
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def top_pairs(M: LinearMap, k: int, start: Tensor | None = None, sweeps: int = 6) -> Triples:
     """Return the ``k`` largest singular triples over all blocks: values, ``U: (k, p)``, ``V: (k, q)``, blocks.
 
     By the SVD of small blocks. Of large ones those that an estimate of ``M`` has found, where they are enough; else by
@@ -121,24 +136,58 @@ def _survey(M: LinearMap) -> float:
     """Find the top of every block by Krylov spaces; leave the pairs on ``M`` and the start of the next survey.
 
     Blocks that are cheap to form are formed, one after the other. Of others, which cost a pass over the data for every
-    block of vectors, only those go on whose value rises and may still exceed the largest.
+    block of vectors, only those go on whose value rises and may still exceed the largest. Where all this is much work
+    it is done in float32, and the values are those of the vectors found, in the precision of ``M``.
     """
+    if M.forming_work > MUCH_WORK and (top := _corrected(M, *_surveyed(M.rough()))) is not None:
+        return top
+    values, found = _surveyed(M)
+    if not found:
+        raise torch.linalg.LinAlgError("numbers of the dual matrix overflow")
+    M.pairs = _sorted(found)
+    return max(values)
+
+
+def _surveyed(M: LinearMap) -> tuple[list[float], list[Triples]]:
+    """The largest value and the triples of every block; no triples where numbers overflow."""
     B, p, q = M.shape
-    formed = M.formable and M.block_cost <= 4 * WIDTHS["formed"]
+    formed = M.formable and M.block_cost <= FORMED_COST["cuda" if M.like.is_cuda else "cpu"]
     width = min(WIDTHS["one" if B == 1 else "formed" if formed else "gated"], p, q)
     spaces: dict[int, Krylov] = {}
     values, found = [0.0] * B, []
     if formed:
-        for b in range(B):
-            block = M.block(b)
+        for b, block in enumerate(M.blocks()):
             spaces = {b: _space(M, b, width, block)}
             _settle(spaces, values)
+            if values[b] == math.inf:
+                return values, []
             found.append(_triples(M, b, spaces[b], width))
     else:
         spaces = {b: _space(M, b, width) for b in range(B)}
         _settle(spaces, values)
+        if max(values) == math.inf:
+            return values, []
         found = [_triples(M, b, space, len(space.basis) if B == 1 else width) for b, space in spaces.items()]
-    M.pairs = _sorted(found)
+    return values, found
+
+
+def _corrected(M: LinearMap, values: list[float], found: list[Triples]) -> float | None:
+    """Keep triples found in a lower precision, with the values that their first vectors have in that of ``M``.
+
+    None where the precision was too low for the numbers of ``M``.
+    """
+    right, top = [], max(values)
+    for b, triples in enumerate(found):
+        sigma, U, V, block = (part.to(M.like) if part.is_floating_point() else part for part in triples)
+        if values[b] > CONTENDERS * top:
+            ratio = float(torch.linalg.vector_norm(M.matvec(V[:1], b)) / V[0].norm()) / values[b]
+            if not abs(ratio - 1) < 1 - CONTENDERS:
+                return None
+            sigma, values[b] = ratio * sigma, ratio * values[b]
+        right.append((sigma, U, V, block))
+    if not right:
+        return None
+    M.pairs = _sorted(right)
     return max(values)
 
 
@@ -174,7 +223,7 @@ def _settle(spaces: dict[int, Krylov], values: list[float]) -> None:
             rise[b] = values[b] / before - 1
 
 
-def _triples(M: LinearMap, b: int, space: Krylov, k: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _triples(M: LinearMap, b: int, space: Krylov, k: int) -> Triples:
     """Return the top ``k`` triples of a block and keep their short sides for the next survey."""
     _, p, q = M.shape
     sigma, near, far = space.ritz(k)
@@ -183,16 +232,14 @@ def _triples(M: LinearMap, b: int, space: Krylov, k: int) -> tuple[Tensor, Tenso
     return (sigma, far, near, block) if q <= p else (sigma, near, far, block)
 
 
-def _sorted(
-    found: list[tuple[Tensor, Tensor, Tensor, Tensor]], k: int | None = None
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _sorted(found: list[Triples], k: int | None = None) -> Triples:
     """Join triples of several blocks, the largest values first."""
     sigma, U, V, block = (torch.cat(parts) for parts in zip(*found, strict=True))
     order = sigma.argsort(descending=True)[:k]
     return sigma[order], U[order], V[order], block[order]
 
 
-def _gram_pairs(M: Tensor, values: Tensor, Q: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _gram_pairs(M: Tensor, values: Tensor, Q: Tensor, k: int) -> Triples:
     """Return the top ``k`` triples of all blocks ``(B, p, q)`` by the eigenvectors of their small Gram matrices."""
     tall = M.shape[-2] >= M.shape[-1]
     order = values.flatten().argsort(descending=True)[:k]
@@ -216,53 +263,6 @@ def _subspace(M: LinearMap, b: int, k: int, start: Tensor | None, sweeps: int) -
         V = torch.linalg.qr(M.rmatvec(U, b).T)[0].T
     L, sigma, Rh = torch.linalg.svd(M.matvec(V, b).T, full_matrices=False)
     return L.T[:k], sigma[:k], (Rh @ V)[:k]
-
-
-def _proven(block: Tensor, least: float) -> float:
-    """Return an upper bound of the largest singular value, or ``least`` where that is one.
-
-    A Cholesky factorisation of ``rho^2 I - K``, ``K`` the Gram matrix of the short side, proves it.
-    """
-    block = block.double()
-    scale = float(block.abs().max())
-    if scale == 0.0:
-        return least
-    if not math.isfinite(scale):
-        return math.inf
-    K = _lower_gram(block / scale)
-    side, trace = len(K), float(K.diagonal().sum())
-    # rounding of the Gram matrix (sums along the long side) and of the factorisation (along the short side), both
-    # relative to the trace: the factorisation proves the bound for a matrix perturbed by this much at most
-    slack = 4 * (side + max(block.shape)) * torch.finfo(torch.float64).eps * trace
-    if _below(K, (least / scale) ** 2 - slack):
-        return least
-    guess = largest_eigenvalue(K.tril(-1) + K.tril().mT)
-    for excess in (1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1, 1.0):
-        rho2 = guess * (1 + excess) ** 2
-        if _below(K, rho2):
-            return max(least, scale * math.sqrt(rho2 + slack))
-    return max(least, scale * math.sqrt(trace + slack))  # the Frobenius norm always bounds it
-
-
-def _lower_gram(block: Tensor) -> Tensor:
-    """Return the lower triangle of the Gram matrix of the short side; what stands above it means nothing."""
-    wide = block if block.shape[0] >= block.shape[1] else block.T
-    side = wide.shape[1]
-    K = block.new_empty((side, side))
-    panel = max(256, -(-side // 8))
-    for start in range(0, side, panel):
-        columns = slice(start, start + panel)
-        K[start:, columns] = wide[:, start:].T @ wide[:, columns]
-    return K
-
-
-def _below(K: Tensor, rho2: float) -> bool:
-    """Tell whether ``rho2 I - K`` has a Cholesky factorisation; the lower triangle of ``K`` is read."""
-    if rho2 <= 0:
-        return False
-    shifted = -K
-    shifted.diagonal().add_(rho2)
-    return int(torch.linalg.cholesky_ex(shifted)[1]) == 0
 
 
 def _probable(M: LinearMap, b: int, n_blocks: int) -> float:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from convexformer.data import TokenDataset
 from convexformer.gauges import GroupNorm, NuclearNorm, Penalty
-from convexformer.heads.base import HEADS, Head, Layout
+from convexformer.heads.base import HEADS, Head, Layout, Program
 from convexformer.heads.gating import (
     check_activation,
     check_gates,
@@ -21,6 +21,7 @@ from convexformer.heads.gating import (
     same_gates,
 )
 from convexformer.heads.recovery import group_heads, singular_heads
+from convexformer.heads.relu import balanced_neurons, position_layers, relu_operator, relu_program
 from convexformer.heads.token_attention import STOCHASTIC, TokenAttention
 from convexformer.networks import AttentionNetwork
 from convexformer.networks.simplex import SimplexNetwork, random_simplex
@@ -48,6 +49,10 @@ class Attention(Head):
     (Gaussian, drawn with ``seed``) or the pair ``(u1: (g, s), u2: (g, d))``. Several heads may share a gate. Weights:
     ``Z: (s, d, c)``, gated ``(g, s, d, c)``.
 
+    ``activation="relu"``: exact ReLU heads ``relu(x_k^T w2_j) w3_j`` on one token ``k`` each, the atoms of theorem 3
+    with the cones of their gates. With ReLU the vertices of the simplex are a restriction: a head on a mixture of
+    tokens is no mixture of heads on tokens, and the polar over all of the simplex may be larger (by 10% in examples).
+
     With targets per token, ``(N, s, c)``, a head has attention weights for each of its outputs, ``W1_j: (s, s)``, and
     ``f = sum_j W1_j X w2_j w3_j^T``. ``stochastic="row"``: ``W1_j`` is row-stochastic, the exact program of appendix A.7;
     ``"sub"``: substochastic, which is what theorem A.1 as printed solves; ``"independent"``: every output row has heads of
@@ -56,8 +61,9 @@ class Attention(Head):
 
     Parameters
     ----------
-    activation : {"linear", "gated_relu"}
-        ``"gated_relu"`` multiplies each head by a fixed gate; the gates are data of the program, not trained.
+    activation : {"linear", "gated_relu", "relu"}
+        ``"gated_relu"`` multiplies each head by a fixed gate; the gates are data of the program, not trained. ``"relu"`` is
+        exact, for small problems.
     decay : {"l1", "l2"}
         Weight decay of ``w3``: the squared sum of absolute values, as in the paper, or ordinary weight decay.
     gates : int or pair of arrays
@@ -79,10 +85,15 @@ class Attention(Head):
     positional = True
 
     def __post_init__(self) -> None:
-        check_activation(self.name, self.activation)
+        check_activation(self.activation)
         one_of("decay", self.decay, ("l1", "l2"))
         one_of("stochastic", self.stochastic, STOCHASTIC)
         check_gates(self.gates, parts=2)
+
+    @property
+    def combines(self) -> bool:
+        """All but exact ReLU."""
+        return self.activation != "relu"
 
     @property
     def _tokenwise(self) -> TokenAttention:
@@ -110,8 +121,16 @@ class Attention(Head):
             self._tokenwise.check(self.activation)
         self._gate_vectors(layout)
 
+    def program(self, tokens: TokenDataset, layout: Layout) -> Program:
+        """Return operator and penalty; those of exact ReLU share the hidden rows."""
+        if self.activation != "relu":
+            return super().program(tokens, layout)
+        return relu_program(position_layers(tokens, layout), tokens, layout, self.decay, self.seed)
+
     def operator(self, tokens: TokenDataset, layout: Layout) -> Operator:
         """Flattened tokens; masked tokens are zero and do not contribute."""
+        if self.activation == "relu":
+            return relu_operator(position_layers(tokens, layout), tokens, layout)
         if layout.per_token:
             return self._tokenwise.operator(tokens, layout)
         features = tokens.X.reshape(tokens.n_samples, -1)
@@ -122,7 +141,9 @@ class Attention(Head):
         return GatedOperator(features, sample_gates(tokens.X, *vectors), axes, layout.n_outputs)
 
     def penalty(self, tokens: TokenDataset, layout: Layout) -> Penalty:
-        """Group norm per (token, class), or nuclear norm per token."""
+        """Group norm per (token, class), or nuclear norm per token; with ReLU constrained to the cones of all cells."""
+        if self.activation == "relu":
+            return self.program(tokens, layout).penalty
         if layout.per_token:
             return self._tokenwise.penalty()
         return GroupNorm("class_token") if self.decay == "l1" else NuclearNorm()
@@ -132,6 +153,11 @@ class Attention(Head):
 
         Zero groups get no head; proposition 1 as printed does not treat them.
         """
+        if self.activation == "relu":
+            neurons = balanced_neurons(weights, self.decay)
+            vertex = nn.functional.one_hot(neurons.block, layout.n_tokens).to(neurons.U)
+            options: dict[str, Any] = {"decay": self.decay, "relu": True, "squeeze": layout.squeeze}
+            return AttentionNetwork(vertex, neurons.U, neurons.V, weights.intercept, **options)
         if layout.per_token:
             return self._tokenwise.recover(weights, layout)
         slices = weights.dense().reshape(-1, *weights.shape[-2:])  # (g*s, d, c)
@@ -156,7 +182,8 @@ class Attention(Head):
             raise mismatch(self.name, expected, f"it is a {type(network).__name__}, not an AttentionNetwork")
         if network.kind != self.decay:
             raise mismatch(self.name, expected, f"its decay is {network.kind!r}")
-        if not (same_gates(network.u1, u1) and same_gates(network.u2, u2)):
+        same = same_gates(network.u1, u1) and same_gates(network.u2, u2)
+        if not same or network.relu != (self.activation == "relu"):
             raise mismatch(self.name, expected, "its gates differ")
         sizes = (network.w1.shape[1], network.w2.shape[1], network.w3.shape[1])
         if sizes != (layout.n_tokens, layout.width, layout.n_outputs):
@@ -174,18 +201,29 @@ class Attention(Head):
         if vectors is not None:
             index = torch.arange(n_heads) % vectors[0].shape[0]
             gated = {"u1": vectors[0], "u2": vectors[1], "gate_index": index}
+        w1 = random_simplex(n_heads, layout.n_tokens, generator)
+        if self.activation == "relu":  # one token a head
+            w1 = nn.functional.one_hot(w1.argmax(1), layout.n_tokens).to(w1)
         return AttentionNetwork(
-            random_simplex(n_heads, layout.n_tokens, generator),
+            w1,
             w2,
             w3,
             torch.zeros(layout.n_outputs, dtype=torch.float64) if bias else None,
             decay=self.decay,
+            relu=self.activation == "relu",
             squeeze=layout.squeeze,
             **gated,
         )
 
     def token_norms(self, weights: Weights) -> Tensor:
-        """``(s,)`` the Frobenius norm of each token's slice; with an output per token, that of the tokens attended to."""
+        """``(s,)`` the Frobenius norm of each token's slice (of the tokens attended to, with an output per token).
+
+        With ReLU the sum of the sizes of a token's neurons.
+        """
+        if self.activation == "relu":
+            neurons = balanced_neurons(weights, self.decay)
+            sizes = neurons.U.new_zeros(neurons.shape[0])
+            return sizes.index_add_(0, neurons.block, neurons.U.square().sum(1))
         return weights.dense().movedim(-3, 0).flatten(1).norm(dim=1)
 
     def attention_map(self, weights: Weights, layout: Layout) -> Tensor | None:
@@ -194,7 +232,7 @@ class Attention(Head):
 
     def _gate_vectors(self, layout: Layout) -> tuple[Tensor, Tensor] | None:
         """``(u1: (g, s), u2: (g, d))``, or None for a linear head."""
-        if self.activation == "linear":
+        if self.activation != "gated_relu":
             return None
         if isinstance(self.gates, (tuple, list)):
             u1 = read_gate(self.gates[0], (None, layout.n_tokens), "gates[0] (u1)")

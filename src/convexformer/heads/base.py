@@ -60,6 +60,11 @@ class Head(ABC):
     positional: ClassVar[bool]
     """Whether its weights belong to token positions, so that the number of tokens is fixed."""
 
+    @property
+    def combines(self) -> bool:
+        """Whether it can be part of a :class:`~convexformer.heads.Sum`: its weights are one tensor."""
+        return True
+
     rebuilds: bool = True
     """Whether certificates of a float32 solve rebuild the operator from float64 tokens. If not, features and kernels in
     float32 are the data of the program, and the certificate is that of the program on them."""

@@ -53,6 +53,11 @@ class Sum(Head):
         if not isinstance(self.heads, (list, tuple)) or not self.heads:
             raise ValueError(f"heads={self.heads!r} was given; expected a list of heads: Sum(['mlp', 'fno']).")
         object.__setattr__(self, "heads", tuple(resolve_head(head) for head in self.heads))
+        if alone := [head.name for head in self.heads if not head.combines]:
+            raise ValueError(
+                f"heads with activation='relu' cannot be part of a sum: {', '.join(alone)}. Their weights are neurons, "
+                "those of a sum one tensor. Use activation='gated_relu' there."
+            )
         if isinstance(self.weights, str):
             if self.weights not in ("equal", "learned"):
                 raise ValueError(f"weights={self.weights!r} was given; expected 'equal', 'learned' or a number a head.")

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from convexformer.data import TokenDataset
 from convexformer.gauges import NuclearNorm, Penalty
-from convexformer.heads.base import HEADS, Head, Layout
+from convexformer.heads.base import HEADS, Head, Layout, Program
 from convexformer.heads.gating import (
     check_activation,
     check_gates,
@@ -23,6 +23,7 @@ from convexformer.heads.gating import (
     same_gates,
 )
 from convexformer.heads.recovery import singular_heads
+from convexformer.heads.relu import balanced_neurons, relu_operator, relu_program, shift_layers
 from convexformer.networks import FourierNetwork
 from convexformer.operators import DenseOperator, FourierOperator, Operator
 from convexformer.operators.fourier import fourier_gates
@@ -38,6 +39,8 @@ class FourierHead(Head):
     ``circ(X) = [roll(X, u) for u in 0..s-1]``; with ``grid=(h, w)`` shifts are two-dimensional. Weights: ``Z: (s d, c)``,
     gated ``(g, s d, c)``, in blocks with a leading axis B. **Pooled and linear, the head is a linear head on the mean
     token** (``Z: (d, c)``, nuclear norm over ``sqrt(s)``): it ignores the order of the tokens. No masks.
+
+    ``activation="relu"``: exact ReLU (theorems 4.5, 4.8); see :class:`~convexformer.gauges.ReLUNorm`.
     """
 
     activation: str
@@ -50,8 +53,13 @@ class FourierHead(Head):
     masks = False
 
     def __post_init__(self) -> None:
-        check_activation(self.name, self.activation)
+        check_activation(self.activation)
         check_gates(self.gates, parts=1)
+
+    @property
+    def combines(self) -> bool:
+        """All but exact ReLU."""
+        return self.activation != "relu"
 
     @property
     @abstractmethod
@@ -85,9 +93,18 @@ class FourierHead(Head):
             )
         self._gates(layout)
 
+    def program(self, tokens: TokenDataset, layout: Layout) -> Program:
+        """Return operator and penalty; those of exact ReLU share the hidden rows."""
+        if self.activation != "relu":
+            return super().program(tokens, layout)
+        layers = shift_layers(tokens, layout, check_grid(self.grid, layout.n_tokens), self.n_blocks)
+        return relu_program(layers, tokens, layout, "l2", self.seed)
+
     def operator(self, tokens: TokenDataset, layout: Layout) -> Operator:
-        """FFT over the tokens; the mean token where the program reduces to it."""
+        """FFT over the tokens; the mean token where the program reduces to it; shifted tokens with exact ReLU."""
         grid, B, c = check_grid(self.grid, layout.n_tokens), self.n_blocks, layout.n_outputs
+        if self.activation == "relu":
+            return relu_operator(shift_layers(tokens, layout, grid, B), tokens, layout)
         if self._reduced(layout):
             if not self.blocked:
                 return DenseOperator(tokens.mean_token, (layout.width,), c)
@@ -99,12 +116,18 @@ class FourierHead(Head):
         return FourierOperator(tokens.X, grid, c, gates, blocks=B, pooled=not layout.per_token, axes=axes)
 
     def penalty(self, tokens: TokenDataset, layout: Layout) -> Penalty:
-        """Nuclear norm of each block, over ``sqrt(s)`` in the reduced program."""
+        """Nuclear norm of each block, over ``sqrt(s)`` in the reduced program; with ReLU constrained to cones."""
+        if self.activation == "relu":
+            return self.program(tokens, layout).penalty
         return NuclearNorm(layout.n_tokens**-0.5 if self._reduced(layout) else 1.0)
 
     def recover(self, weights: Weights, layout: Layout) -> FourierNetwork:
         """One kernel for each singular value; in the reduced program kernels are constant over shifts."""
         s, B = layout.n_tokens, self.n_blocks
+        if self.activation == "relu":
+            neurons = balanced_neurons(weights)
+            kernels = neurons.U.reshape(-1, s, layout.width // B)
+            return self._network(kernels, neurons.V, weights.intercept, neurons.block, neurons.block, layout)
         where, w1, w2 = singular_heads(weights.dense().reshape(-1, *weights.shape[-2:]))
         if self._reduced(layout):
             # the kernel 1_s (x) w / s has the same pooled output; balancing leaves w / s^(3/4) and s^(-1/4) w2
@@ -117,7 +140,7 @@ class FourierHead(Head):
         expected = f"activation={self.activation!r}, grid={self.grid}, blocks={self.n_blocks}"
         if not isinstance(network, FourierNetwork):
             raise mismatch(self.name, expected, f"it is a {type(network).__name__}, not a FourierNetwork")
-        if not same_gates(network.gates, self._gates(layout)):
+        if not same_gates(network.gates, self._gates(layout)) or network.relu != (self.activation == "relu"):
             raise mismatch(self.name, expected, "its gates differ")
         sizes = (
             network.grid,
@@ -156,6 +179,7 @@ class FourierHead(Head):
             blocks=self.n_blocks,
             blocked=self.blocked,
             grid=check_grid(self.grid, layout.n_tokens),
+            relu=self.activation == "relu",
             per_token=layout.per_token,
             squeeze=layout.squeeze,
             **gated,
@@ -166,7 +190,7 @@ class FourierHead(Head):
 
     def _gates(self, layout: Layout) -> Tensor | None:
         """``(B, g, s, d/B)``, or None for a linear head."""
-        if self.activation == "linear":
+        if self.activation != "gated_relu":
             return None
         h = gate_tensor(self.gates, self.gate_shape(layout), self.seed)
         return h if self.blocked else h[None]
@@ -181,8 +205,9 @@ class FNO(FourierHead):
 
     Parameters
     ----------
-    activation : {"linear", "gated_relu"}
-        ``"gated_relu"`` multiplies each head by a fixed gate; the gates are data of the program, not trained.
+    activation : {"linear", "gated_relu", "relu"}
+        ``"gated_relu"`` multiplies each head by a fixed gate; the gates are data of the program, not trained. ``"relu"`` is
+        exact, for small problems.
     grid : (int, int), optional
         Height and width of the image whose patches the tokens are, row by row; None takes tokens in a line.
     gates : int or array (g, s, d)
@@ -226,8 +251,9 @@ class BlockFNO(FourierHead):
 
     Parameters
     ----------
-    activation : {"linear", "gated_relu"}
-        ``"gated_relu"`` multiplies each head by a fixed gate; the gates are data of the program, not trained.
+    activation : {"linear", "gated_relu", "relu"}
+        ``"gated_relu"`` multiplies each head by a fixed gate; the gates are data of the program, not trained. ``"relu"`` is
+        exact, for small problems.
     blocks : int
         The number of blocks of channels; it divides both ``d`` and ``c``.
     grid : (int, int), optional

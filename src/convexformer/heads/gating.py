@@ -14,16 +14,11 @@ from convexformer.operators.gates import draw
 from convexformer.registry import unknown
 
 MAX_GATES = 1_000_000
-ACTIVATIONS = ("linear", "gated_relu")  # of every head that has an ``activation``
+ACTIVATIONS = ("linear", "gated_relu", "relu")  # of every head that has an ``activation``
 
 
-def check_activation(head: str, activation: str) -> None:
-    """Accept ``linear`` and ``gated_relu``; say why exact ReLU is not among them."""
-    if activation == "relu":
-        raise ValueError(
-            f"activation='relu' is not available for the {head} head in this version: its exact program needs one block for "
-            "each cell of a hyperplane arrangement. Use activation='gated_relu', whose gates are fixed."
-        )
+def check_activation(activation: str) -> None:
+    """Raise unless the activation is one of ``linear``, ``gated_relu`` and ``relu``."""
     if activation not in ACTIVATIONS:
         raise ValueError(unknown("activation", activation, ACTIVATIONS))
 

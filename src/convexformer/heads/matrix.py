@@ -11,16 +11,19 @@ from torch import Tensor, nn
 
 from convexformer.data import TokenDataset
 from convexformer.gauges import NuclearNorm, Penalty
-from convexformer.heads.base import HEADS, Head, Layout
+from convexformer.heads.base import HEADS, Head, Layout, Program
 from convexformer.heads.gating import check_activation, check_gates, gate_tensor, mismatch, random_factors, same_gates
+from convexformer.heads.relu import balanced_neurons, mixer_layer, pair_layer, relu_operator, relu_program
 from convexformer.networks import MixerNetwork, SelfAttentionNetwork
 from convexformer.networks.selfattention import MatrixNetwork
 from convexformer.operators import (
     DenseOperator,
     GatedMixerOperator,
     GatedSelfAttentionOperator,
+    HiddenLayer,
     LowRank,
     MixerOperator,
+    Neurons,
     Operator,
     SelfAttentionOperator,
 )
@@ -31,8 +34,9 @@ from convexformer.weights import Operand, Weights
 class MatrixHead(Head):
     """Base of both heads: gates given by square matrices, recovery by singular vectors, the lift.
 
-    ``Z = sum_j vec_F(W1_j) vec_C(W2_j)^T`` (columns of ``W1`` one after the other, rows of ``W2`` one after the other):
-    the vectorisation that appendix A of Sahiner et al. requires but does not state.
+    ``Z = sum_j vec_F(W1_j) vec_C(W2_j)^T`` (columns of ``W1`` one after the other, rows of ``W2`` one after the
+    other): the vectorisation that appendix A of Sahiner et al. requires but does not state. With ``activation="relu"``
+    the weights are the neurons ``(vec_F(W1_j), vec_C(W2_j))`` themselves; see :class:`~convexformer.gauges.ReLUNorm`.
     """
 
     activation: str
@@ -43,12 +47,27 @@ class MatrixHead(Head):
     network_type: type[MatrixNetwork]
 
     def __post_init__(self) -> None:
-        check_activation(self.name, self.activation)
+        check_activation(self.activation)
         check_gates(self.gates, parts=1)
+
+    @property
+    def combines(self) -> bool:
+        """All but exact ReLU."""
+        return self.activation != "relu"
 
     @abstractmethod
     def side(self, layout: Layout) -> int:
         """Return the side of the square ``W1``: d for self-attention, s for the mixer."""
+
+    @abstractmethod
+    def hidden_layer(self, tokens: TokenDataset, layout: Layout) -> HiddenLayer:
+        """Return the rows of the hidden layer, for exact ReLU."""
+
+    def program(self, tokens: TokenDataset, layout: Layout) -> Program:
+        """Return operator and penalty; those of exact ReLU share the hidden rows."""
+        if self.activation != "relu":
+            return super().program(tokens, layout)
+        return relu_program([self.hidden_layer(tokens, layout)], tokens, layout, "l2", self.seed)
 
     def config(self) -> dict[str, Any]:
         """Return the constructor's arguments."""
@@ -65,10 +84,15 @@ class MatrixHead(Head):
 
     def recover(self, weights: Weights, layout: Layout) -> MatrixNetwork:
         """One head for each singular value: ``W1 = sqrt(sigma) unvec_F(u)``, ``W2 = sqrt(sigma) unvec_C(v)``."""
-        Z = self._as_factors(weights.Z, layout).balanced()
         n, c, d = self.side(layout), layout.n_outputs, layout.width
+        if self.activation == "relu":
+            neurons = balanced_neurons(weights)
+            w1, w2 = neurons.U.view(-1, n, n).mT, neurons.V.view(-1, d, c)
+            options: dict[str, Any] = {"per_token": layout.per_token, "squeeze": layout.squeeze}
+            return self.network_type(w1, w2, weights.intercept, relu=True, **options)
+        Z = self._as_factors(weights.Z, layout).balanced()
         H = self._gate_matrices(layout)
-        gated = {} if H is None else {"gates": H.to(Z.device), "gate_index": Z.block}
+        gated: dict[str, Any] = {} if H is None else {"gates": H.to(Z.device), "gate_index": Z.block}
         m = Z.n_terms
         w1, w2 = Z.U.view(m, n, n).mT, Z.V.view(m, d, c)
         return self.network_type(w1, w2, weights.intercept, per_token=layout.per_token, squeeze=layout.squeeze, **gated)
@@ -78,7 +102,7 @@ class MatrixHead(Head):
         expected = f"activation={self.activation!r}"
         if not isinstance(network, self.network_type):
             raise mismatch(self.name, expected, f"it is a {type(network).__name__}, not a {self.network_type.__name__}")
-        if not same_gates(network.gates, self._gate_matrices(layout)):
+        if not same_gates(network.gates, self._gate_matrices(layout)) or network.relu != (self.activation == "relu"):
             raise mismatch(self.name, expected, "its gates differ")
         sizes = (network.w1.shape[1], network.w2.shape[1], network.w2.shape[2])
         if sizes != (self.side(layout), layout.width, layout.n_outputs) or network.per_token != layout.per_token:
@@ -92,15 +116,17 @@ class MatrixHead(Head):
         H = self._gate_matrices(layout)
         gated = {} if H is None else {"gates": H, "gate_index": torch.arange(n_heads) % H.shape[0]}
         start = torch.zeros(layout.n_outputs, dtype=torch.float64) if bias else None
-        return self.network_type(w1, w2, start, per_token=layout.per_token, squeeze=layout.squeeze, **gated)
+        options: dict[str, Any] = {"per_token": layout.per_token, "squeeze": layout.squeeze, **gated}
+        return self.network_type(w1, w2, start, relu=self.activation == "relu", **options)
 
     def _as_factors(self, Z: Operand, layout: Layout) -> LowRank:
         """Return weights of the program as factors of the full ``Z``."""
+        assert not isinstance(Z, Neurons)  # those of exact ReLU are recovered by themselves
         return Z if isinstance(Z, LowRank) else LowRank.of(Z)
 
     def _gate_matrices(self, layout: Layout) -> Tensor | None:
         """``(g, n, n)``, or None for a linear head."""
-        if self.activation == "linear":
+        if self.activation != "gated_relu":
             return None
         n = self.side(layout)
         return gate_tensor(self.gates, (None, n, n), self.seed)
@@ -119,8 +145,9 @@ class SelfAttention(MatrixHead):
 
     Parameters
     ----------
-    activation : {"linear", "gated_relu"}
-        ``"gated_relu"`` multiplies each head by a fixed gate; the gates are data of the program, not trained.
+    activation : {"linear", "gated_relu", "relu"}
+        ``"gated_relu"`` multiplies each head by a fixed gate; the gates are data of the program, not trained. ``"relu"`` is
+        exact, for small problems.
     gates : int or array (g, d, d)
         The number of fixed gates, Gaussian, drawn with ``seed``; or the gates themselves. Not used when linear.
     seed : int
@@ -140,7 +167,9 @@ class SelfAttention(MatrixHead):
         return layout.width
 
     def operator(self, tokens: TokenDataset, layout: Layout) -> Operator:
-        """Gram matrices where linear, gated scores otherwise."""
+        """Gram matrices where linear, gated scores otherwise; pairs of tokens with exact ReLU."""
+        if self.activation == "relu":
+            return relu_operator([pair_layer(tokens, layout)], tokens, layout)
         X, c = tokens.X, layout.n_outputs
         if (H := self._gate_matrices(layout)) is not None:
             pool = None
@@ -153,8 +182,12 @@ class SelfAttention(MatrixHead):
         return SelfAttentionOperator.of_tokens(X, None if layout.per_token else tokens.lengths, c, keep)
 
     def penalty(self, tokens: TokenDataset, layout: Layout) -> Penalty:
-        """Nuclear norm, one for each gate."""
-        return NuclearNorm()
+        """Nuclear norm, one for each gate; with ReLU constrained to the cones of all cells (theorem 3.3)."""
+        return self.program(tokens, layout).penalty if self.activation == "relu" else NuclearNorm()
+
+    def hidden_layer(self, tokens: TokenDataset, layout: Layout) -> HiddenLayer:
+        """Pairs of tokens."""
+        return pair_layer(tokens, layout)
 
 
 @final
@@ -170,8 +203,9 @@ class MLPMixer(MatrixHead):
 
     Parameters
     ----------
-    activation : {"linear", "gated_relu"}
-        ``"gated_relu"`` multiplies each head by a fixed gate; the gates are data of the program, not trained.
+    activation : {"linear", "gated_relu", "relu"}
+        ``"gated_relu"`` multiplies each head by a fixed gate; the gates are data of the program, not trained. ``"relu"`` is
+        exact, for small problems.
     gates : int or array (g, s, s)
         The number of fixed gates, Gaussian, drawn with ``seed``; or the gates themselves. Not used when linear.
     seed : int
@@ -193,6 +227,8 @@ class MLPMixer(MatrixHead):
 
     def operator(self, tokens: TokenDataset, layout: Layout) -> Operator:
         """Flattened tokens when pooled and linear, mixing otherwise."""
+        if self.activation == "relu":
+            return relu_operator([mixer_layer(tokens, layout)], tokens, layout)
         X, c = tokens.X, layout.n_outputs
         if (H := self._gate_matrices(layout)) is not None:
             return GatedMixerOperator(X, hold_gates(X, MixerRule(H.to(X.device))), c, pooled=not layout.per_token)
@@ -201,8 +237,14 @@ class MLPMixer(MatrixHead):
         return DenseOperator(X.flatten(1), (layout.n_tokens, layout.width), c, columns=layout.width * c)
 
     def penalty(self, tokens: TokenDataset, layout: Layout) -> Penalty:
-        """Nuclear norm, times ``sqrt(s)`` in the reduced program."""
+        """Nuclear norm, times ``sqrt(s)`` in the reduced program; with ReLU constrained to cones (theorem 4.2)."""
+        if self.activation == "relu":
+            return self.program(tokens, layout).penalty
         return NuclearNorm(layout.n_tokens**0.5 if self._reduced(layout) else 1.0)
+
+    def hidden_layer(self, tokens: TokenDataset, layout: Layout) -> HiddenLayer:
+        """Entries of ``W1 X``."""
+        return mixer_layer(tokens, layout)
 
     def _reduced(self, layout: Layout) -> bool:
         return self.activation == "linear" and not layout.per_token

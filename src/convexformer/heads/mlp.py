@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from convexformer.data import TokenDataset
 from convexformer.gauges import NuclearNorm, Penalty
-from convexformer.heads.base import HEADS, Head, Layout
+from convexformer.heads.base import HEADS, Head, Layout, Program
 from convexformer.heads.gating import (
     check_activation,
     check_gates,
@@ -22,6 +22,7 @@ from convexformer.heads.gating import (
     same_gates,
 )
 from convexformer.heads.recovery import singular_heads
+from convexformer.heads.relu import balanced_neurons, relu_operator, relu_program, token_layer
 from convexformer.networks import MLPNetwork
 from convexformer.operators import DenseOperator, GatedOperator, Operator
 from convexformer.operators.gates import token_gates
@@ -37,6 +38,9 @@ class TokenMLP(Head):
     (Sahiner et al. 2022, theorems C.5, C.7). Targets per token, or pooled: the mean over the real tokens, which then
     depends on them only through the gated mean of each gate. ``gates`` is their number or ``h: (g, d)``, gate
     ``1{h(X) h >= 0}``; several neurons may share a gate. Weights: ``Z: (d, c)``, gated ``(g, d, c)``.
+
+    ``activation="relu"``: ``D_j(h_t) = 1{h_t^T w1_j >= 0}``, exact ReLU (theorem C.6); see
+    :class:`~convexformer.gauges.ReLUNorm`.
     """
 
     activation: str
@@ -44,6 +48,11 @@ class TokenMLP(Head):
     seed: int
 
     per_token = True
+
+    @property
+    def combines(self) -> bool:
+        """All but exact ReLU."""
+        return self.activation != "relu"
 
     @abstractmethod
     def mix(self, tokens: TokenDataset) -> TokenDataset:
@@ -54,7 +63,7 @@ class TokenMLP(Head):
         """Return the options by which :class:`MLPNetwork` mixes tokens in the same way."""
 
     def __post_init__(self) -> None:
-        check_activation(self.name, self.activation)
+        check_activation(self.activation)
         check_gates(self.gates, parts=1)
 
     def config(self) -> dict[str, Any]:
@@ -74,9 +83,18 @@ class TokenMLP(Head):
         super().check(layout)
         self._gate_vectors(layout)
 
+    def program(self, tokens: TokenDataset, layout: Layout) -> Program:
+        """Return operator and penalty; those of exact ReLU share the hidden rows."""
+        if self.activation != "relu":
+            return super().program(tokens, layout)
+        mixed = self.mix(tokens)
+        return relu_program([token_layer(mixed, layout)], mixed, layout, "l2", self.seed)
+
     def operator(self, tokens: TokenDataset, layout: Layout) -> Operator:
         """Per token: rows are real tokens. Pooled: rows are samples, features the gated mean tokens."""
         tokens = self.mix(tokens)
+        if self.activation == "relu":
+            return relu_operator([token_layer(tokens, layout)], tokens, layout)
         h, c, d = self._gate_vectors(layout), layout.n_outputs, layout.width
         if h is None:
             features = tokens.real_tokens if layout.per_token else tokens.mean_token
@@ -88,11 +106,14 @@ class TokenMLP(Head):
         return DenseOperator(pooled.flatten(1), (h.shape[0], d), c)
 
     def penalty(self, tokens: TokenDataset, layout: Layout) -> Penalty:
-        """Nuclear norm, one for each gate."""
-        return NuclearNorm()
+        """Nuclear norm, one for each gate; with ReLU constrained to the cones of all cells."""
+        return self.program(tokens, layout).penalty if self.activation == "relu" else NuclearNorm()
 
     def recover(self, weights: Weights, layout: Layout) -> MLPNetwork:
         """One neuron for each singular value of each gate's block."""
+        if self.activation == "relu":
+            neurons = balanced_neurons(weights)
+            return MLPNetwork(neurons.U, neurons.V, weights.intercept, relu=True, **self._options(layout))
         where, w1, w2 = singular_heads(weights.dense().reshape(-1, *weights.shape[-2:]))
         h = self._gate_vectors(layout)
         gated: dict[str, Any] = {} if h is None else {"gates": h.to(w1.device), "gate_index": where}
@@ -105,7 +126,7 @@ class TokenMLP(Head):
             raise mismatch(self.name, expected, f"it is a {type(network).__name__}, not an MLPNetwork")
         if network.mixing() != self.mixing():
             raise mismatch(self.name, expected, f"it mixes tokens by {network.mixing()}, not {self.mixing()}")
-        if not same_gates(network.gates, self._gate_vectors(layout)):
+        if not same_gates(network.gates, self._gate_vectors(layout)) or network.relu != (self.activation == "relu"):
             raise mismatch(self.name, expected, "its gates differ")
         sizes = (network.w1.shape[1], network.w2.shape[1])
         if sizes != (layout.width, layout.n_outputs) or network.per_token != layout.per_token:
@@ -118,14 +139,15 @@ class TokenMLP(Head):
         h = self._gate_vectors(layout)
         gated: dict[str, Any] = {} if h is None else {"gates": h, "gate_index": torch.arange(n_heads) % h.shape[0]}
         start = torch.zeros(layout.n_outputs, dtype=torch.float64) if bias else None
-        return MLPNetwork(w1, w2, start, **self._options(layout), **gated)
+        relu = self.activation == "relu"
+        return MLPNetwork(w1, w2, start, relu=relu, **self._options(layout), **gated)
 
     def _options(self, layout: Layout) -> dict[str, Any]:
         return {"per_token": layout.per_token, "squeeze": layout.squeeze, **self.mixing()}
 
     def _gate_vectors(self, layout: Layout) -> Tensor | None:
         """``(g, d)``, or None for a linear head."""
-        if self.activation == "linear":
+        if self.activation != "gated_relu":
             return None
         return gate_tensor(self.gates, (None, layout.width), self.seed)
 
@@ -137,8 +159,9 @@ class MLP(TokenMLP):
 
     Parameters
     ----------
-    activation : {"linear", "gated_relu"}
-        ``"gated_relu"`` multiplies each head by a fixed gate; the gates are data of the program, not trained.
+    activation : {"linear", "gated_relu", "relu"}
+        ``"gated_relu"`` multiplies each head by a fixed gate; the gates are data of the program, not trained. ``"relu"`` is
+        exact, for small problems.
     gates : int or array (g, d)
         The number of fixed gates, Gaussian, drawn with ``seed``; or the gates themselves. Not used when linear.
     seed : int
@@ -170,8 +193,9 @@ class PoolFormer(TokenMLP):
 
     Parameters
     ----------
-    activation : {"linear", "gated_relu"}
-        ``"gated_relu"`` multiplies each head by a fixed gate; the gates are data of the program, not trained.
+    activation : {"linear", "gated_relu", "relu"}
+        ``"gated_relu"`` multiplies each head by a fixed gate; the gates are data of the program, not trained. ``"relu"`` is
+        exact, for small problems.
     window : int
         Odd number of tokens in a window, on a grid the side of a square; edges average fewer.
     grid : (int, int), optional
@@ -229,8 +253,9 @@ class FNet(TokenMLP):
 
     Parameters
     ----------
-    activation : {"linear", "gated_relu"}
-        ``"gated_relu"`` multiplies each head by a fixed gate; the gates are data of the program, not trained.
+    activation : {"linear", "gated_relu", "relu"}
+        ``"gated_relu"`` multiplies each head by a fixed gate; the gates are data of the program, not trained. ``"relu"`` is
+        exact, for small problems.
     gates : int or array (g, d)
         The number of fixed gates, Gaussian, drawn with ``seed``; or the gates themselves. Not used when linear.
     seed : int

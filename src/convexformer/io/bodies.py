@@ -29,7 +29,10 @@ ESTIMATORS: dict[str, type[TokenEstimator]] = {
 }
 MAX_SAMPLE = 1 << 32  # numbers of a sample: a file that says more is falsified
 # fitted attributes of the estimators that choose beta by cross-validation
-SEARCH_ATTRIBUTES = ("cv_results_", "beta_ratios_", "best_index_", "best_score_", "beta_ratio_", "search_seconds_")
+SEARCH_ATTRIBUTES = (
+    *("cv_results_", "beta_ratios_", "best_index_", "best_score_", "beta_ratio_"),
+    *("search_seconds_", "winner_", "raced_"),
+)
 
 
 # ---------------------------------------------------------------------- solutions

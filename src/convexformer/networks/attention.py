@@ -7,7 +7,7 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
-from convexformer.networks.base import TokenNetwork, fixed, optional, owned
+from convexformer.networks.base import TokenNetwork, fixed, neuron_weights, optional, owned
 from convexformer.operators.gates import open_samples
 from convexformer.registry import one_of
 from convexformer.weights import Weights
@@ -18,7 +18,8 @@ class AttentionNetwork(TokenNetwork):
     """``f(X) = sum_j D_j(X) (w1_j^T X w2_j) w3_j + bias`` with ``w1_j`` in the simplex (Ergen et al. 2022, (9), (11)).
 
     ``w1: (h, s)`` attention weights over tokens, ``w2: (h, d)``, ``w3: (h, c)``. ``D_j = 1`` for a linear head; for a gated
-    one ``D_j(X) = 1{u1^T X u2 >= 0}`` with the fixed gate ``gate_index[j]`` of ``u1: (g, s)``, ``u2: (g, d)``.
+    one ``D_j(X) = 1{u1^T X u2 >= 0}`` with the fixed gate ``gate_index[j]`` of ``u1: (g, s)``, ``u2: (g, d)``. With ``relu``
+    the gate is the head's own: ``1{w1_j^T X w2_j >= 0}``.
     ``decay()`` is ``1/2 sum_j (||w2_j||_2^2 + ||w3_j||_1^2)`` for ``decay="l1"`` (theorems 1-3) and
     ``1/2 sum_j (||w2_j||_2^2 + ||w3_j||_2^2)`` for ``decay="l2"`` (ordinary weight decay).
     """
@@ -38,13 +39,16 @@ class AttentionNetwork(TokenNetwork):
         u1: Tensor | None = None,
         u2: Tensor | None = None,
         gate_index: Tensor | None = None,
+        relu: bool = False,
         squeeze: bool = False,
     ) -> None:
         super().__init__()
+        if relu and u1 is not None:
+            raise ValueError("a network has fixed gates or ReLU heads, not both: relu=True and u1 were given.")
         self.w1, self.w2, self.w3 = owned(w1), owned(w2), owned(w3)
         self.bias = optional(bias)
         self.kind = one_of("decay", decay, ("l1", "l2"))
-        self.squeeze = squeeze
+        self.relu, self.squeeze = relu, squeeze
         self.keep("u1", u1)
         self.keep("u2", u2)
         self.keep("gate_index", gate_index)
@@ -55,6 +59,8 @@ class AttentionNetwork(TokenNetwork):
         scores = self._scores(tokens.X)
         if self.u1 is not None and self.u2 is not None:
             scores = scores * open_samples(tokens.X.detach(), self.u1, self.u2)[:, self.gate_index].to(scores.dtype)
+        if self.relu:
+            scores = scores.relu()
         outputs = scores @ self.w3
         if self.bias is not None:
             outputs = outputs + self.bias
@@ -85,6 +91,14 @@ class AttentionNetwork(TokenNetwork):
                 "problem has that constraint; normalise w1 (softmax or projection) before certifying."
             )
         bias = fixed(self.bias)
+        if self.relu:
+            top, token = w1.max(dim=1) if len(w1) else (w1.new_ones(0), w1.new_zeros(0, dtype=torch.int64))
+            if bool((top < 1 - 1e-6).any()):
+                raise ValueError(
+                    "this ReLU network has heads whose w1 is no vertex of the simplex; the exact program is that of heads "
+                    "on one token each (a ReLU head on a mixture of tokens is no mixture of ReLU heads on tokens)."
+                )
+            return neuron_weights(w2 * top[:, None], w3, token, w1.shape[1], bias)
         if self.u1 is None or self.gate_index is None:
             return Weights(torch.einsum("hs,hd,hc->sdc", w1, w2, w3), bias)
         Z = w1.new_zeros((self.u1.shape[0], w1.shape[1], w2.shape[1], w3.shape[1]))
@@ -100,4 +114,4 @@ class AttentionNetwork(TokenNetwork):
 
     def config(self) -> dict[str, Any]:
         """Return the options."""
-        return {"decay": self.kind, "squeeze": self.squeeze}
+        return {"decay": self.kind, "relu": self.relu, "squeeze": self.squeeze}

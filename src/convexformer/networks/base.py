@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from convexformer.data import TokenDataset
+from convexformer.operators import Neurons
 from convexformer.weights import Weights
 
 
@@ -82,7 +83,10 @@ class TokenNetwork(Network):
 
 
 class FactorNetwork(TokenNetwork):
-    """Base of networks with two weight factors: ``w1``, ``w2``, fixed gates, pooling, and ordinary weight decay."""
+    """Base of networks with two weight factors: ``w1``, ``w2``, fixed gates, pooling, and ordinary weight decay.
+
+    ``relu``: hidden values pass through a ReLU. Without it and without gates the network is linear.
+    """
 
     gates: Tensor | None
     gate_index: Tensor | None
@@ -95,12 +99,15 @@ class FactorNetwork(TokenNetwork):
         *,
         gates: Tensor | None = None,
         gate_index: Tensor | None = None,
+        relu: bool = False,
         per_token: bool = False,
         squeeze: bool = False,
     ) -> None:
         super().__init__()
+        if relu and gates is not None:
+            raise ValueError("a network has fixed gates or ReLU neurons, not both: relu=True and gates were given.")
         self.w1, self.w2, self.bias = owned(w1), owned(w2), optional(bias)
-        self.per_token, self.squeeze = per_token, squeeze
+        self.relu, self.per_token, self.squeeze = relu, per_token, squeeze
         self.keep("gates", gates)
         self.keep("gate_index", gate_index)
 
@@ -122,7 +129,17 @@ class FactorNetwork(TokenNetwork):
 
     def config(self) -> dict[str, Any]:
         """Return the options."""
-        return {"per_token": self.per_token, "squeeze": self.squeeze}
+        return {"relu": self.relu, "per_token": self.per_token, "squeeze": self.squeeze}
+
+    def neurons(self, U: Tensor, V: Tensor, block: Tensor | None = None, n_blocks: int = 1) -> Weights:
+        """Return ReLU neurons as weights of the exact program; ``U: (h, p)``, ``V: (h, q)``."""
+        return neuron_weights(U.detach(), V.detach(), block, n_blocks, self.own_bias())
+
+
+def neuron_weights(U: Tensor, V: Tensor, block: Tensor | None, n_blocks: int, bias: Tensor | None) -> Weights:
+    """Return neurons, in blocks where there are some, and the bias as weights."""
+    where = torch.zeros(len(U), dtype=torch.int64, device=U.device) if block is None else block
+    return Weights(Neurons(U.clone(), V.clone(), where.clone(), (n_blocks, U.shape[1], V.shape[1])), bias)
 
 
 def owned(values: Tensor) -> torch.nn.Parameter:

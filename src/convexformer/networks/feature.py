@@ -11,7 +11,7 @@ from convexformer.features import TokenFeature
 from convexformer.networks.base import TokenNetwork, fixed, optional, owned
 from convexformer.operators.kernel import kernel_product
 from convexformer.registry import one_of
-from convexformer.weights import Weights
+from convexformer.weights import Representer, Weights
 
 DECAYS = ("ridge", "frobenius", "nuclear")
 
@@ -129,7 +129,7 @@ class KernelNetwork(_OnFeatures):
 
     def lift(self) -> Weights:
         """Return the coefficients and the bias."""
-        return Weights(self.alpha.detach().clone(), fixed(self.bias))
+        return Weights(Representer(self.alpha.detach().clone()), fixed(self.bias))
 
     def config(self) -> dict[str, Any]:
         """Return the options and the map."""

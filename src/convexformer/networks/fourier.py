@@ -19,7 +19,8 @@ class FourierNetwork(FactorNetwork):
     """``f(X)_block = sum_j D_j . (circ(X_block) w1_j) w2_j^T + bias`` (Sahiner et al. 2022, (24), (28)).
 
     ``w1: (h, s, d/B)`` kernels over shifts and channels, ``w2: (h, c/B)``, ``block: (h,)`` the channel block of each;
-    ``gates: (B, g, s, d/B)`` with ``gate_index: (h,)``, or None. Pooled: the mean over tokens.
+    ``gates: (B, g, s, d/B)`` with ``gate_index: (h,)``, or None; with ``relu`` the gate of a kernel is its own sign. Pooled:
+    the mean over tokens.
     """
 
     block: Tensor
@@ -53,7 +54,7 @@ class FourierNetwork(FactorNetwork):
             )
         x = tokens.X
         w1, w2 = (in_block(w, self.block, self.blocks) for w in (self.w1, self.w2))  # (h, s, d), (h, c)
-        if self.gates is None and not self.per_token:  # the mean over tokens of a circular convolution
+        if self.gates is None and not (self.per_token or self.relu):  # the mean over tokens of a circular convolution
             return self.finish(tokens.mean() @ w1.sum(1).T @ w2, None)
         hidden = convolve(x, w1, self.grid, self.fft)  # (N, s, h)
         if self.gates is not None and self.gate_index is not None:
@@ -62,6 +63,8 @@ class FourierNetwork(FactorNetwork):
             kernels = in_block(self.gates.flatten(0, 1), blocks, self.blocks)  # (B g, s, d)
             gates = open_fourier(x.detach(), kernels, self.grid, self.fft)
             hidden = hidden * gates[..., self.block * g + self.gate_index].to(hidden.dtype)
+        if self.relu:
+            hidden = hidden.relu()
         return self.finish((hidden if self.per_token else hidden.mean(1)) @ w2, None)
 
     @property
@@ -70,7 +73,12 @@ class FourierNetwork(FactorNetwork):
         return math.prod(self.grid), self.blocks * self.w1.shape[2]
 
     def lift(self) -> Weights:
-        """``Z = sum_j w1_j w2_j^T`` by block and gate; for pooled linear outputs the sum over shifts (see the head)."""
+        """``Z = sum_j w1_j w2_j^T`` by block and gate; for pooled linear outputs the sum over shifts (see the head).
+
+        With ``relu`` the neurons themselves.
+        """
+        if self.relu:
+            return self.neurons(self.w1.flatten(1), self.w2, self.block, self.blocks)
         Z = self._dense(self.w1.detach(), self.w2.detach())
         if self.gates is None and not self.per_token:
             B, _, _, cb = Z.shape

@@ -19,7 +19,8 @@ class MLPNetwork(FactorNetwork):
     """``f(X)_t = sum_j D_j(x_t) (x_t^T w1_j) w2_j + bias``, averaged over tokens unless outputs are per token.
 
     ``x_t`` are the tokens, local means of them (``mix="pool"``: PoolFormer) or their Fourier transform (``mix="fourier"``:
-    FNet). ``w1: (h, d)``, ``w2: (h, c)``; ``D_j(x) = 1{gates[gate_index[j]]^T x >= 0}``, or 1 for a linear network.
+    FNet). ``w1: (h, d)``, ``w2: (h, c)``; ``D_j(x) = 1{gates[gate_index[j]]^T x >= 0}``, ``1{w1_j^T x >= 0}`` with
+    ``relu``, or 1 for a linear network.
     ``decay() = 1/2 sum_j (||w1_j||^2 + ||w2_j||^2)`` (Sahiner et al. 2022).
     """
 
@@ -44,6 +45,8 @@ class MLPNetwork(FactorNetwork):
         hidden = tokens.X @ self.w1.T  # (N, s, h); masked tokens give zeros
         if self.gates is not None:
             hidden = hidden * open_tokens(tokens.X.detach(), self.gates)[..., self.gate_index].to(hidden.dtype)
+        if self.relu:
+            hidden = hidden.relu()
         if not self.per_token:
             hidden = hidden.sum(1) / tokens.lengths[:, None]
         return self.finish(hidden @ self.w2, tokens.mask)
@@ -65,8 +68,10 @@ class MLPNetwork(FactorNetwork):
         return None if self.grid is None else self.grid[0] * self.grid[1], self.w1.shape[1]
 
     def lift(self) -> Weights:
-        """``Z_g = sum_j w1_j w2_j^T`` over the neurons of each gate."""
+        """``Z_g = sum_j w1_j w2_j^T`` over the neurons of each gate; with ``relu`` the neurons themselves."""
         w1, w2 = self.w1.detach(), self.w2.detach()
+        if self.relu:
+            return self.neurons(w1, w2)
         bias = self.own_bias()
         if self.gates is None or self.gate_index is None:
             return Weights(w1.T @ w2, bias)

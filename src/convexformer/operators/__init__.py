@@ -12,24 +12,32 @@ from convexformer.operators.gated_mixer import GatedMixerOperator
 from convexformer.operators.kernel import KernelOperator, RepresenterDual, StackedDual
 from convexformer.operators.lowrank import LowRank
 from convexformer.operators.mixer import MixerOperator
+from convexformer.operators.neurons import NeuronOperator, Neurons
 from convexformer.operators.positions import PositionOperator
+from convexformer.operators.relu import CellOperator, HiddenLayer, ReLUDual, ReLUOperator
 from convexformer.operators.selfattention import SelfAttentionOperator
 
 __all__ = [
     "BilinearOperator",
     "Budget",
+    "CellOperator",
     "DenseOperator",
     "FactoredView",
     "FourierOperator",
     "GatedMixerOperator",
     "GatedOperator",
     "GatedSelfAttentionOperator",
+    "HiddenLayer",
     "ImplicitMatrix",
     "KernelOperator",
     "LowRank",
     "MixerOperator",
+    "NeuronOperator",
+    "Neurons",
     "Operator",
     "PositionOperator",
+    "ReLUDual",
+    "ReLUOperator",
     "RepresenterDual",
     "RowGram",
     "SelfAttentionOperator",

@@ -17,10 +17,16 @@ from convexformer.rows import LOCAL, Rows
 if TYPE_CHECKING:
     from typing import TypeAlias
 
-    from convexformer.operators.bilinear import ImplicitMatrix
+    from convexformer.operators.bilinear import BilinearOperator, ImplicitMatrix
     from convexformer.operators.kernel import RepresenterDual, StackedDual
+    from convexformer.operators.relu import ReLUDual
 
-    DualMatrix: TypeAlias = Tensor | ImplicitMatrix | RepresenterDual | StackedDual
+    DualMatrix: TypeAlias = Tensor | ImplicitMatrix | RepresenterDual | StackedDual | ReLUDual
+
+
+SLABS, SLAB_ROWS = 16, 1024
+"""Slabs of rows in which a product with few outputs is computed on a GPU, at most, and their least size."""
+FEW_OUTPUTS = 1 << 20
 
 
 @final
@@ -106,6 +112,10 @@ class Operator(ABC):
             f"the weights of a {type(self).__name__} do not come in slices of tokens; it cannot be restricted."
         )
 
+    def on_factors(self) -> BilinearOperator | None:
+        """Return the same map on low-rank weights, where that is cheaper than forming them; else None."""
+        return None
+
     @abstractmethod
     def to(self, *, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> Operator:
         """Return the same map on another device or in another dtype."""
@@ -121,6 +131,11 @@ class Operator(ABC):
     @abstractmethod
     def like(self) -> Tensor:
         """A tensor of the operator's device and dtype."""
+
+    @property
+    def on_coefficients(self) -> bool:
+        """Whether weights are coefficients of training samples, ``Z = sum_i phi(x_i) alpha_i^T``."""
+        return False
 
     @property
     def data_size(self) -> int:
@@ -156,3 +171,18 @@ def times(A: Tensor, B: Tensor) -> Tensor:
     if A.is_cuda or B.shape[1] == 1:
         return A @ B
     return (B.T.contiguous() @ A.T).T
+
+
+def long_product(A: Tensor, B: Tensor) -> Tensor:
+    """``A^T B`` for long ``A: (n, p)`` and ``B: (n, q)``; on a GPU in slabs of rows, or few of its processors would work."""
+    slabs = min(SLABS, len(A) // SLAB_ROWS)
+    if not A.is_cuda or slabs < 2 or A.shape[1] * B.shape[1] > FEW_OUTPUTS:
+        return A.T @ B
+    return sum_of_slabs(A, B, slabs)
+
+
+def sum_of_slabs(A: Tensor, B: Tensor, slabs: int) -> Tensor:
+    """``A^T B`` as the sum of products of so many slabs of rows."""
+    whole = len(A) - len(A) % slabs
+    out = (A[:whole].unflatten(0, (slabs, -1)).mT @ B[:whole].unflatten(0, (slabs, -1))).sum(0)
+    return out if whole == len(A) else out.addmm_(A[whole:].T, B[whole:])

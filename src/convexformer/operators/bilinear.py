@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
+from collections.abc import Iterator
 from typing import final
 
 import torch
@@ -14,6 +15,7 @@ from convexformer.operators.budget import budget_on
 from convexformer.operators.kernel import RepresenterDual, StackedDual
 from convexformer.operators.lowrank import LowRank
 from convexformer.operators.moments import Moments, Turns
+from convexformer.operators.relu import ReLUDual
 from convexformer.rows import LOCAL, Rows
 
 NORM_PROBES = 8  # random vectors that estimate a Frobenius norm
@@ -30,6 +32,7 @@ class BilinearOperator(Operator):
 
     _dense_adjoint: tuple[Tensor, Tensor] | None = None
     _leading: dict[int, Tensor] | None = None
+    _rough: BilinearOperator | None = None
 
     @abstractmethod
     def apply_factors(self, Z: LowRank) -> Tensor:
@@ -56,6 +59,24 @@ class BilinearOperator(Operator):
     def block_cost(self) -> float:
         """What forming one block of ``A^T D`` costs, in products with one vector."""
         return float(min(self.weight_shape[-2:]))
+
+    @property
+    def forming_work(self) -> float:
+        """Multiplications that forming all blocks of ``A^T D`` takes; zero where nobody has counted them."""
+        return 0.0
+
+    @property
+    def rough(self) -> BilinearOperator:
+        """The same operator in float32, made once: for estimates, and for matrices that are verified in float64."""
+        if self._rough is None:
+            self._rough = self.to_rough()
+        return self._rough
+
+    def to_rough(self) -> BilinearOperator:
+        """Return the operator in float32; itself where it is that already."""
+        moved = self if self.like.dtype == torch.float32 else self.to(dtype=torch.float32)
+        assert isinstance(moved, BilinearOperator)
+        return moved
 
     @property
     def leading(self) -> dict[int, Tensor]:
@@ -115,9 +136,13 @@ class BilinearOperator(Operator):
     def adjoint(self, V: Tensor) -> Tensor:
         """``M = A^T V`` as one tensor."""
         out = V.new_empty((self.n_blocks, *self.weight_shape[-2:]))
-        for b in range(self.n_blocks):
-            out[b] = self.adjoint_block(V, b)
+        for b, block in enumerate(self.adjoint_blocks(V)):
+            out[b] = block
         return out.view(self.weight_shape)
+
+    def adjoint_blocks(self, V: Tensor) -> Iterator[Tensor]:
+        """``M_0, M_1, ...``, one after another; operators whose blocks share work form several at a time."""
+        return (self.adjoint_block(V, b) for b in range(self.n_blocks))
 
     def adjoint_block(self, V: Tensor, b: int) -> Tensor:
         """``M_b``, shape ``(p, q)``: products with the unit vectors of its short side."""
@@ -139,6 +164,7 @@ class ImplicitMatrix:
         self.D, self.scale, self.rows = D, scale, rows
         self._dense: Tensor | None = None
         self._spectrum: tuple[Tensor, Tensor] | None = None
+        self._rough: ImplicitMatrix | None = None
         self.pairs: tuple[Tensor, Tensor, Tensor, Tensor] | None = None
 
     @property
@@ -171,6 +197,28 @@ class ImplicitMatrix:
         if self.shape[0] == 1:
             return self.dense()[0]
         return self.scale * self.rows.total(self.operator.adjoint_block(self.D, b))
+
+    def blocks(self) -> Iterator[Tensor]:
+        """All blocks, one after another."""
+        if self._dense is not None or self.shape[0] == 1:
+            yield from self.dense()
+            return
+        for block in self.operator.adjoint_blocks(self.D):
+            yield self.scale * self.rows.total(block)
+
+    def rough(self) -> ImplicitMatrix:
+        """About the same matrix in float32."""
+        if self._rough is None:
+            unit = self.D.abs().amax()
+            unit = torch.where((unit > 0) & unit.isfinite(), unit, 1.0)
+            D = (self.D / unit).to(torch.float32)
+            self._rough = ImplicitMatrix(self.operator.rough, D, self.scale * float(unit), self.rows)
+        return self._rough
+
+    @property
+    def forming_work(self) -> float:
+        """Multiplications that forming all blocks takes."""
+        return 0.0 if self._dense is not None else self.operator.forming_work
 
     @property
     def formable(self) -> bool:
@@ -297,11 +345,11 @@ def block_products(M: Tensor, Z: LowRank) -> tuple[Tensor, Tensor]:
     return torch.cat([GU for GU, _ in pairs]), torch.cat([GV for _, GV in pairs])
 
 
-def frobenius_norm(M: Tensor | ImplicitMatrix | RepresenterDual | StackedDual) -> float:
+def frobenius_norm(M: Tensor | ImplicitMatrix | RepresenterDual | StackedDual | ReLUDual) -> float:
     """Return the Frobenius norm; for an implicit matrix roughly, from products with a few random vectors."""
     if isinstance(M, Tensor):
         return float(torch.linalg.vector_norm(M.double()))
-    if isinstance(M, (RepresenterDual, StackedDual)):
+    if isinstance(M, (RepresenterDual, StackedDual, ReLUDual)):
         return M.norm()
     B, _, q = M.shape
     probes = torch.randn((NORM_PROBES, q), generator=torch.Generator().manual_seed(0), dtype=torch.float64).to(M.like)

@@ -36,7 +36,7 @@ class Budget:
 CPU_BUDGET = Budget(temporaries=32 * MIB, buffers=256 * MIB, stored=2 * GIB, formed=4 * GIB)
 """Larger temporaries cost more time in page faults than in arithmetic: glibc maps blocks beyond 32 MiB anew every time
 (gated self-attention, 1,000 x 65 x 128: 0.74 s a product of eight vectors at 256 MiB, 0.58 s at 32, 0.53 s at 8)."""
-CUDA_SHARES = (1 / 64, 1 / 16, 1 / 4, 1 / 16)
+CUDA_SHARES = (1 / 128, 1 / 16, 1 / 4, 1 / 16)
 """The same as fractions of a GPU's memory; of all of it, since asking for what is free would wait for the device."""
 
 _override: Budget | None = None

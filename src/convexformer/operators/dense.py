@@ -14,6 +14,8 @@ from convexformer.operators.base import Operator, TokenFeatures, gather_tokens, 
 from convexformer.operators.moments import Axis, Moments, Turns, block_moments, turned_blocks
 from convexformer.rows import LOCAL, Rows
 
+SMALL_GRAM = 1 << 18  # entries of a Gram matrix up to which one product is as fast as blocks
+
 
 @final
 class DenseOperator(Operator):
@@ -114,12 +116,25 @@ def gram_of(features: Tensor, others: Tensor | None = None) -> Tensor:
     others = features if others is None else others
     found = _GRAMS.get(features)
     if found is None or found[0]() is not others:
-        found = (ref(others), features @ others.T)
+        found = (ref(others), _symmetric(features) if others is features else features @ others.T)
         _GRAMS[features] = found
     return found[1]
 
 
 _GRAMS = WeakTensorKeyDictionary()
+
+
+def _symmetric(features: Tensor) -> Tensor:
+    """``Phi Phi^T``, on a CPU by the lower triangle of blocks: a little more than half the work."""
+    N = len(features)
+    if features.is_cuda or N * N < SMALL_GRAM:
+        return features @ features.T
+    found, step = features.new_empty((N, N)), -(-N // 8)
+    for k in range(0, N, step):
+        part = features[k:] @ features[k : k + step].T
+        found[k:, k : k + step] = part
+        found[k : k + step, k:] = part.T
+    return found
 
 
 def sparse_tokens(Z: Tensor) -> list[int] | None:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import math
 from functools import cached_property
-from typing import final
+from typing import TYPE_CHECKING, final
 
 import torch
 from torch import Tensor
 
 from convexformer.operators.base import Operator
 from convexformer.operators.budget import sample_chunks, worth_storing
+
+if TYPE_CHECKING:
+    from convexformer.operators.bilinear import BilinearOperator
 
 WIDE = 3
 """Channels a output from which ``X^ Z^`` is formed rather than ``conj(D^) X^``: twice the operations, fewer numbers."""
@@ -75,6 +78,12 @@ class FourierOperator(Operator):
         """The same operator with wider products: gates were decided in float64, tokens are what they are."""
         return self.to(dtype=torch.float64)
 
+    def on_factors(self) -> BilinearOperator | None:
+        """Filters one by one, where gates make the dense weights large."""
+        from convexformer.operators.fourier_factors import FourierFactors
+
+        return FourierFactors(self) if self.pooled and self.gates is not None else None
+
     def apply(self, Z: Tensor) -> Tensor:
         """Multiply spectra, a chunk of the samples at a time."""
         Z = Z.reshape(self.B, self.g, self.s, self.db, self.cb)
@@ -98,10 +107,11 @@ class FourierOperator(Operator):
         for part in self._parts():
             if features_first:
                 rows = (V[part] / self.s).view(-1, self.B, self.cb).transpose(0, 1)
-                new = self._features(part).mT @ rows  # (B, g*f*db*2, cb)
+                features = self._features(part).mT  # (B, g*f*db*2, n)
+                total = features @ rows if total is None else total.baddbmm_(features, rows)
             else:
                 new = self._spectrum(part).conj().mT @ self._spectral_rows(V, part)  # (f, B, db, g*cb)
-            total = new if total is None else total.add_(new)
+                total = new if total is None else total.add_(new)
         assert total is not None
         if features_first:
             total = total.view(self.B, self.g, -1, self.db, 2, self.cb).transpose(4, 5).contiguous()
@@ -194,8 +204,9 @@ class FourierOperator(Operator):
         each = 2 * self.n_frequencies * self.d
         if self.pooled and self.gates is not None and self._features_first:
             each += 3 * (self._feature_numbers // self.N)
-        else:
-            each += 5 * 2 * self.n_frequencies * self.g * self.B * self.cb
+            # every chunk goes over the whole result, which is large: chunks as well, where memory is not the limit
+            return sample_chunks(self.N, each, self.like, buffered=self.like.is_cuda)
+        each += 5 * 2 * self.n_frequencies * self.g * self.B * self.cb
         return sample_chunks(self.N, each, self.like)
 
     def compressed(self, Y: Tensor, w: Tensor) -> tuple[Operator, Tensor] | None:

@@ -9,12 +9,14 @@ from typing import final
 import torch
 from torch import Tensor
 
+from convexformer.operators.base import long_product
 from convexformer.operators.bilinear import DENSE_WEIGHTS, kept_rows, row_grid
 from convexformer.operators.budget import sample_chunks, worth_storing
 from convexformer.operators.gated_matrix import GatedMatrixOperator
 from convexformer.operators.gates import AttentionRule, Gates, all_gates
 from convexformer.operators.moments import Axis, Moments
 from convexformer.rows import LOCAL, Rows
+from convexformer.threads import nearest_factors
 
 
 @final
@@ -89,14 +91,14 @@ class GatedSelfAttentionOperator(GatedMatrixOperator):
                 scores = self._grid(D)[part] @ self._values(V, X).flatten(1, 2).mT  # (n, o, m*t)
                 scores = scores.unflatten(2, (m, self.s)).mul_(self._gate(b, part)[:, :, None])
                 S = (scores.permute(0, 3, 2, 1).flatten(1, 2) @ X).view(-1, self.s, m, self.d)
-            out.addmm_(X.flatten(0, 1).T, S.flatten(0, 1).flatten(1))
+            out += long_product(X.flatten(0, 1), S.flatten(0, 1).flatten(1))
         return out.view(self.d, m, self.d).transpose(0, 1).reshape(m, -1)
 
     def _backward(self, D: Tensor, U: Tensor, b: int, forward: Tensor | None) -> Tensor:
         """``W2``-gradients ``sum_i X^T (D . (X W1 X^T))^T R``."""
         m = len(U)
         if forward is not None:
-            return (forward.flatten(1).T @ D).view(m, -1)
+            return long_product(forward.flatten(1), D).view(m, -1)
         out = U.new_zeros((self.d, m * self.c))
         for part in self._parts(m):
             Q = self._scores(U, b, part).permute(0, 3, 2, 1).flatten(1, 2) @ self._grid(D)[part]  # (n, t*m, c)
@@ -158,25 +160,43 @@ class GatedSelfAttentionOperator(GatedMatrixOperator):
             return out[:, 0]
         return self._rows(out) if self.pool is None else (self.pool[:, None].to(out) @ out)[:, 0]
 
-    def adjoint_block(self, V: Tensor, b: int) -> Tensor:
-        """``M_g[(k, a), (l, c)] = sum_{i,t} X_i[t, k] X_i[t, l] sum_o D_g[o, t] X_i[o, a] R_i[o, c]``, at the same cost."""
-        row, col = self._triangle
-        by_triples = self._by_triples
-        half = V.new_zeros((self.c, self.d * len(row)) if by_triples else (len(row), self.d * self.c))
+    def _sums(self, V: Tensor, blocks: range) -> Tensor:
+        """``M_g[(k, a), (l, c)] = sum_{i,t} X_i[t, k] X_i[t, l] sum_o D_g[o, t] X_i[o, a] R_i[o, c]``, at the same cost.
+
+        For ``k <= l``: ``(g, c, a*kl)`` by triples, else ``(g, kl, a*c)``. The products ``P`` are the same for all gates.
+        """
+        pairs = len(self._triangle[0])
+        by_triples, R = self._by_triples, nearest_factors(V)
+        shape = (self.c, self.d * pairs) if by_triples else (pairs, self.d * self.c)
+        half = V.new_zeros((len(blocks), *shape))
         triples: Tensor | None = None
         for part, P in self._pair_chunks():
-            if by_triples:
-                triples = self._triples(b, part, P, triples)
-                half.addmm_(V[part].T, triples[: len(P)].flatten(1))  # (c, a*kl)
-            else:
-                R = self._tokens(part)[..., None] * self._token_rows(V, part)[:, :, None]  # (n, o, a, c)
-                Q = self._gate(b, part).mT @ R.flatten(2)  # (n, t, a*c)
-                half.addmm_(P.flatten(0, 1).T, Q.flatten(0, 1))
-        if by_triples:
-            half = half.view(self.c, self.d, -1).permute(2, 1, 0)
-        out = V.new_empty((self.d, self.d, self.d, self.c))  # (k, l, a, c)
-        out[row, col] = out[col, row] = half.reshape(-1, self.d, self.c)
-        return out.transpose(1, 2).reshape(self.weight_shape[1:])
+            rows = None if by_triples else self._tokens(part)[..., None] * self._token_rows(V, part)[:, :, None]
+            for own, b in zip(half, blocks, strict=True):
+                if rows is None:
+                    triples = self._triples(b, part, P, triples)
+                    own.addmm_(R[part].T, triples[: len(P)].flatten(1))
+                else:
+                    Q = self._gate(b, part).mT @ rows.flatten(2)  # (n, t, a*c)
+                    own.addmm_(P.flatten(0, 1).T, Q.flatten(0, 1))
+        return half
+
+    def _block_of(self, sums: Tensor) -> Tensor:
+        """Both halves, ``k <= l`` and ``k >= l``."""
+        d, c = self.d, self.c
+        half = sums.view(c, d, -1).permute(2, 1, 0) if self._by_triples else sums.view(-1, d, c)  # (kl, a, c)
+        out, start = sums.new_empty((d, d, d, c)), 0  # (k, a, l, c)
+        for k in range(d):
+            own = half[start : start + d - k]  # (l, a, c)
+            out[k, :, k:] = own.transpose(0, 1)
+            out[k:, :, k] = own
+            start += d - k
+        return out.view(self.weight_shape[1:])
+
+    @property
+    def forming_work(self) -> float:
+        """Of all blocks."""
+        return self.N * self.n_blocks * self._block_operations
 
     @property
     def block_cost(self) -> float:
@@ -214,7 +234,7 @@ class GatedSelfAttentionOperator(GatedMatrixOperator):
         """``(n, a, kl)``, written into the buffer: fresh memory of this size costs as much as the product."""
         if buffer is None:
             buffer = P.new_empty((len(P), self.d, P.shape[2]))
-        torch.bmm(self._gated_tokens(b, part).mT, P, out=buffer[: len(P)])
+        torch.bmm(nearest_factors(self._gated_tokens(b, part)).mT, P, out=buffer[: len(P)])
         return buffer
 
     def _folded(self, Z: Tensor) -> Tensor:
@@ -241,7 +261,7 @@ class GatedSelfAttentionOperator(GatedMatrixOperator):
                 stop = start + self.d - k
                 torch.mul(X[:, :, k : k + 1], X[:, :, k:], out=P[:, :, start:stop])
                 start = stop
-            yield part, P
+            yield part, nearest_factors(P, in_place=True)
 
     def _wide_parts(self) -> list[slice]:
         pairs = len(self._triangle[0])

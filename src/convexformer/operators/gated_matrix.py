@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Iterator
+from contextlib import nullcontext
 
 import torch
 from torch import Tensor
 
 from convexformer.operators.base import Operator
 from convexformer.operators.bilinear import BilinearOperator
+from convexformer.operators.budget import budget_on
 from convexformer.operators.gates import Gates
 from convexformer.operators.lowrank import LowRank
+from convexformer.threads import tensor_cores
 
 
 class GatedMatrixOperator(BilinearOperator):
@@ -22,6 +26,8 @@ class GatedMatrixOperator(BilinearOperator):
     """
 
     pooled: bool
+    by_tensor_cores = False
+    """Whether blocks are formed with TF32 products on a GPU, three digits: see :meth:`rough`."""
 
     def __init__(self, X: Tensor, gates: Gates, n_outputs: int, dtype: torch.dtype | None = None) -> None:
         self.X, self.gates, self.c = X, gates, n_outputs
@@ -80,6 +86,40 @@ class GatedMatrixOperator(BilinearOperator):
         known = zip(Z.spans(), self._memo[1], strict=True)
         GV = torch.cat([self._backward(D, Z.U[own], b, forward) for (b, own), forward in known])
         return torch.cat([self.matvec(D, Z.V[own], b) for b, own in Z.spans()]), GV
+
+    @abstractmethod
+    def _sums(self, V: Tensor, blocks: range) -> Tensor:
+        """``A^T V`` of some gates in whatever layout one pass over the data gives, a gate first."""
+
+    @abstractmethod
+    def _block_of(self, sums: Tensor) -> Tensor:
+        """One gate of :meth:`_sums` as ``M_b: (p, q)``."""
+
+    def _formed(self, V: Tensor, blocks: range) -> Iterator[Tensor]:
+        """The blocks of some gates, from one pass over the data."""
+        with tensor_cores() if self.by_tensor_cores else nullcontext():
+            sums = self._sums(V, blocks)
+        return (self._block_of(own) for own in sums)
+
+    def adjoint_block(self, V: Tensor, b: int) -> Tensor:
+        """``M_b``."""
+        return next(self._formed(V, range(b, b + 1)))
+
+    def adjoint_blocks(self, V: Tensor) -> Iterator[Tensor]:
+        """As many gates at a time as the memory budget allows: what does not depend on the gate is computed once."""
+        p, q = self.weight_shape[-2:]
+        step = max(1, budget_on(V.device).stored // (2 * V.dtype.itemsize * p * q))
+        for start in range(0, self.n_blocks, step):
+            yield from self._formed(V, range(start, min(start + step, self.n_blocks)))
+
+    def to_rough(self) -> GatedMatrixOperator:
+        """Return the operator in float32, which on a GPU forms blocks with TF32 products; itself where it is that."""
+        if self.by_tensor_cores or (self._like.dtype == torch.float32 and not self._like.is_cuda):
+            return self
+        moved = self.to(dtype=torch.float32)
+        assert isinstance(moved, GatedMatrixOperator)
+        moved.by_tensor_cores = True
+        return moved
 
     def _tokens(self, part: slice) -> Tensor:
         """``(n, s, d)`` in the dtype of the products."""

@@ -7,12 +7,14 @@ from typing import final
 import torch
 from torch import Tensor
 
+from convexformer.operators.base import long_product
 from convexformer.operators.bilinear import DENSE_WEIGHTS
 from convexformer.operators.budget import sample_chunks
 from convexformer.operators.gated_matrix import GatedMatrixOperator
 from convexformer.operators.gates import Gates, MixerRule, all_gates
 from convexformer.operators.moments import Moments, mixing_moments
 from convexformer.rows import LOCAL, Rows
+from convexformer.threads import nearest_factors
 
 
 @final
@@ -61,14 +63,14 @@ class GatedMixerOperator(GatedMatrixOperator):
         for part in self._parts(m):
             S = (D[part] / self.s @ wide.T)[..., None] if self.pooled else wide @ self._grid(D)[part].mT  # (n, a*m, o)
             S = S.unflatten(1, (self.d, m)) * self._gate(b, part)[:, :, None]  # (n, a, m, o)
-            out.addmm_(self._channels(part).T, S.flatten(0, 1).flatten(1))
+            out += long_product(self._channels(part), S.flatten(0, 1).flatten(1))
         return out.view(self.s, m, self.s).transpose(0, 1).reshape(m, -1)
 
     def _backward(self, D: Tensor, U: Tensor, b: int, forward: Tensor | None) -> Tensor:
         """``W2``-gradients ``sum_i (D . (W1 X))^T R``."""
         m = len(U)
         if forward is not None:
-            return (forward.flatten(1).T @ D).view(m, -1)
+            return long_product(forward.flatten(1), D).view(m, -1)
         out = U.new_zeros((self.d * m, self.c))
         for part in self._parts(m):
             out += (self._mixed(U, b, part).flatten(1, 2) @ self._grid(D)[part]).sum(0)
@@ -94,17 +96,51 @@ class GatedMixerOperator(GatedMatrixOperator):
                 out[part] += H.mul_(self._gate(b, part).transpose(0, 1)[..., None]).sum(0)
         return out.mean(1) if self.pooled else out.flatten(0, 1)
 
-    def adjoint_block(self, V: Tensor, b: int) -> Tensor:
-        """``M_g[(t, o), (a, c)] = sum_i X_i[t, a] D_g[o, a] R_i[o, c]``: the same products, transposed."""
-        out = V.new_zeros((self.d, self.s, self.s * self.c))  # (a, t, o*c)
+    def _sums(self, V: Tensor, blocks: range) -> Tensor:
+        """``M_g[(t, o), (a, c)] = sum_i X_i[t, a] D_g[o, a] R_i[o, c]``, as ``(g, a, t, o*c)``, pooled ``(g, a, o, t*c)``.
+
+        Pooled, ``R`` has no ``o``: the products ``X R`` are the same for all gates, and a channel is one product of those
+        with the gates, which are zeros and ones.
+        """
+        out = V.new_zeros((len(blocks), self.d, self.s, self.s * self.c))
+        return self._pooled_sums(V, blocks, out) if self.pooled else self._token_sums(V, blocks, out)
+
+    def _token_sums(self, V: Tensor, blocks: range, out: Tensor) -> Tensor:
         parts = self._wide_parts()
         buffer = V.new_empty((self.d, parts[0].stop, self.s, self.c))  # fresh memory of this size costs time
+        for own, b in zip(out, blocks, strict=True):
+            for part in parts:
+                R = self._grid(V)[part]  # (n, o, c)
+                gated = buffer[:, : len(R)]
+                torch.mul(self._gate(b, part).transpose(0, 1)[..., None], R, out=gated)  # (a, n, o, c)
+                own.baddbmm_(self._tokens(part).permute(2, 1, 0), gated.flatten(2))
+        return out
+
+    def _pooled_sums(self, V: Tensor, blocks: range, out: Tensor) -> Tensor:
+        each = self.s * (len(blocks) * self.d + 2 * self.c)
+        parts = sample_chunks(self.N, each, self.like, buffered=True)
+        buffer = V.new_empty((self.d, parts[0].stop, len(blocks), self.s))
         for part in parts:
-            R = (V[part] / self.s)[:, None] if self.pooled else self._grid(V)[part]  # (n, o or 1, c)
-            gated = buffer[:, : len(R)]
-            torch.mul(self._gate(b, part).transpose(0, 1)[..., None], R, out=gated)  # (a, n, o, c)
-            out.baddbmm_(self._tokens(part).permute(2, 1, 0), gated.flatten(2))
-        return out.unflatten(2, (self.s, self.c)).permute(1, 2, 0, 3).reshape(self.s**2, self.d * self.c)
+            X, R = self._tokens(part), V[part] / self.s
+            gates = buffer[:, : len(R)]  # (a, n, g, o)
+            for j, b in enumerate(blocks):
+                gates[:, :, j] = self.gates.take(part, b).transpose(0, 1)
+            for a in range(self.d):
+                products = nearest_factors(X[:, :, a, None] * R[:, None], in_place=True).flatten(1)  # (n, t*c)
+                sums = (gates[a].flatten(1).T @ products).view(len(blocks), self.s, -1)
+                out[:, a] += sums
+        return out
+
+    def _block_of(self, sums: Tensor) -> Tensor:
+        """Back to rows ``(t, o)`` and columns ``(a, c)``."""
+        first, second = (2, 1) if self.pooled else (1, 2)
+        wide = sums.view(self.d, self.s, self.s, self.c).permute(first, second, 0, 3)  # (t, o, a, c)
+        return wide.reshape(self.s**2, self.d * self.c)
+
+    @property
+    def forming_work(self) -> float:
+        """Of all blocks."""
+        return float(self.N * self.n_blocks * self.s**2 * self.d * self.c)
 
     @property
     def block_cost(self) -> float:

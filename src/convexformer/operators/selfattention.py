@@ -8,6 +8,7 @@ from typing import final
 import torch
 from torch import Tensor
 
+from convexformer.operators.base import long_product
 from convexformer.operators.bilinear import DENSE_WEIGHTS, BilinearOperator, kept_rows, row_grid
 from convexformer.operators.budget import sample_chunks, worth_storing
 from convexformer.operators.lowrank import LowRank
@@ -111,8 +112,8 @@ class SelfAttentionOperator(BilinearOperator):
 
     @property
     def data_size(self) -> int:
-        """Rows and Gram matrices."""
-        return self.N * self.r * self.a
+        """Rows and Gram matrices; those are read by one kernel, where launches weigh less."""
+        return self.N * (self.r * self.a + self.k**2 // 16)
 
     def to(
         self, *, device: torch.device | str | None = None, dtype: torch.dtype | None = None
@@ -132,6 +133,7 @@ class SelfAttentionOperator(BilinearOperator):
         """Contract in the cheaper order: rows first (few rows, as when pooled), outputs first, or through a dense ``Z``."""
         m = Z.n_terms
         U, V = Z.U.view(m, self.k, self.a), Z.V.view(m, self.k, self.c)
+        self._memo = None  # before the next is made: it has as many numbers as there are rows, terms and channels
         if self.r < self.c:
             mixed = [self._rows_first(U, part) for part in self._parts(m)]
             self._memo = (Z.U, mixed)  # the gradient in V at this point starts with the same products
@@ -149,7 +151,7 @@ class SelfAttentionOperator(BilinearOperator):
             if self.r < self.c:
                 Y = R[part] @ V.reshape(m * self.k, self.c).T  # (n, r, m*k)
                 Y = self._times_gram(Y, part)
-                out += Y.flatten(0, 1).T @ self.L[part].flatten(0, 1)
+                out += long_product(Y.flatten(0, 1), self.L[part].flatten(0, 1))
             else:
                 S = self.L[part].mT @ R[part]  # (n, a, c)
                 P = self.G[part] @ V.transpose(0, 1).reshape(self.k, m * self.c)  # (n, k, m*c)
@@ -166,7 +168,7 @@ class SelfAttentionOperator(BilinearOperator):
         for number, part in enumerate(self._parts(m)):
             if self.r < self.c:
                 T = self._rows_first(U, part) if known is None else known[number]
-                out += T.flatten(0, 1).T @ R[part].flatten(0, 1)
+                out += long_product(T.flatten(0, 1), R[part].flatten(0, 1))
             else:
                 S = self.L[part].mT @ R[part]  # (n, a, c)
                 T = (U.reshape(m * self.k, self.a) @ S).view(-1, m, self.k, self.c)

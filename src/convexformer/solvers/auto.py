@@ -11,6 +11,7 @@ from convexformer.operators import BilinearOperator
 from convexformer.solvers.base import Solver
 from convexformer.solvers.block_newton import BlockNewton
 from convexformer.solvers.by_position import ByPosition, parts_of
+from convexformer.solvers.column_generation import ColumnGeneration
 from convexformer.solvers.cost import explain_prediction, predicted_seconds
 from convexformer.solvers.fista import Fista
 from convexformer.solvers.frank_wolfe import FrankWolfe
@@ -26,11 +27,13 @@ SOLVERS: dict[str, Solver] = {
         BlockNewton(),
         ByPosition(lambda part: SOLVERS[select(part)]),
         FrankWolfe(),
+        ColumnGeneration(),
     )
 }
 
 SELECTION = """
 device  penalty               operator  condition                        solver
+CPU     neurons               ReLU      always                           column_generation
 any     norms and ridges      features  no prox, or more weights of one  block_newton
                                         output than rows, and not tiny
 CPU     sums over slices      position  a part alone is not for fista    by_position
@@ -38,7 +41,8 @@ CPU     nuclear norm          bilinear  weights > few_weights            stairca
 any     no nuclear norm       any       rows x weights <= few_products   fista
 CPU     priced (solvers.cost) any       least predicted seconds          fista, staircase or working_set
 GPU     nuclear norm          bilinear  weights > few_weights            staircase
-GPU     nuclear norm          any       short side of Z > short_side     staircase
+GPU     nuclear norm          any       short side of Z > short_side,    staircase
+                                        or gated filters (FNO)
 any     anything with a prox  any       otherwise                        fista
 any     anything else         any       otherwise                        the first solver that serves
 """
@@ -75,6 +79,8 @@ def select(objective: Objective, options: AutoOptions = AutoOptions()) -> str:  
     shape = objective.weight_shape
     tiny = objective.n_rows * math.prod(shape) <= options.few_products
     wide = objective.n_rows * objective.n_outputs <= math.prod(shape)
+    if serving == ["column_generation"]:
+        return "column_generation"
     if "block_newton" in serving and ((wide and not tiny) or not objective.penalty.proximal):
         return "block_newton"
     if "by_position" in serving and not tiny and not objective.like.is_cuda:
@@ -84,7 +90,8 @@ def select(objective: Objective, options: AutoOptions = AutoOptions()) -> str:  
     if isinstance(objective.operator, BilinearOperator):
         pays = math.prod(shape) > options.few_weights
     else:
-        pays = objective.like.is_cuda and min(shape[-2:]) > options.short_side
+        on_factors = objective.operator.on_factors() is not None
+        pays = objective.like.is_cuda and (on_factors or min(shape[-2:]) > options.short_side)
     if "staircase" in serving and pays:
         return "staircase"
     if "staircase" not in serving and "fista" in serving and tiny:

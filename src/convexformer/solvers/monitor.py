@@ -22,7 +22,7 @@ from convexformer.operators import BilinearOperator, LowRank
 from convexformer.progress import GapBar
 from convexformer.solvers.checkpoint import Checkpoint
 from convexformer.solvers.status import Record, Status
-from convexformer.weights import Operand, Weights
+from convexformer.weights import Operand, Representer, Weights
 
 Callback = Callable[[Record, Weights], object]
 
@@ -165,6 +165,8 @@ class Monitor:
         bilinear = isinstance(self.whole.operator, BilinearOperator)
         if isinstance(Z, LowRank) and not bilinear and math.prod(Z.shape) <= DENSE_WEIGHTS:
             return Weights(Z.dense(), at.intercept)
+        if isinstance(Z, Tensor) and self.whole.operator.on_coefficients:
+            return Weights(Representer(Z), at.intercept)
         return Weights(Z, at.intercept)
 
     def _certify_last(self, weights: Weights) -> None:

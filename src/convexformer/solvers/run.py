@@ -12,7 +12,7 @@ from convexformer.certificates import Certificate
 from convexformer.clock import Clock
 from convexformer.jit import compile_in_time
 from convexformer.objective import Objective
-from convexformer.operators import LowRank
+from convexformer.operators import LowRank, NeuronOperator, Neurons
 from convexformer.progress import GapBar
 from convexformer.registry import one_of
 from convexformer.solvers.auto import SOLVERS, select, solver_for, successors
@@ -125,10 +125,15 @@ def pick(name: str, objective: Objective) -> Solver:
 def _formed(solver: Solver, objective: Objective, start: Weights | None) -> Weights:
     """Return the start in the solver's form: low-rank factors, or one tensor; zero where none is given."""
     like = objective.like
+    if isinstance(objective.operator, NeuronOperator):
+        if start is not None and not isinstance(start.form, Neurons):
+            raise TypeError("an exact ReLU head starts from neurons: pass a solution or a network of it as warm_start.")
+        return Weights(Neurons.none(objective.weight_shape, like)) if start is None else start.to(dtype=like.dtype)
     if start is None:
         shape = objective.weight_shape
         return Weights(LowRank.zeros(shape, like) if solver.uses_factors else objective.operator.zeros())
     Z = start.to(device=like.device, dtype=like.dtype).Z
+    assert not isinstance(Z, Neurons)  # neurons belong to the operators above
     b = start.intercept if objective.intercept else None
     if isinstance(Z, LowRank):
         return Weights(Z if solver.uses_factors else Z.dense(), b)

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from convexformer.certificates import dual_value
 from convexformer.objective import Evaluation, Objective
-from convexformer.operators import LowRank
+from convexformer.operators import LowRank, Neurons
 from convexformer.operators.base import times
 from convexformer.solvers.base import Solver
 from convexformer.solvers.block_newton.blocks import Blocks, missing
@@ -86,7 +86,7 @@ class _Run:
         """Begin at the start's dual point, pass through larger betas where the start is zero, and iterate."""
         options, objective, monitor = self.options, self.objective, self.monitor
         Z = start.Z
-        assert not isinstance(Z, LowRank)
+        assert not isinstance(Z, (LowRank, Neurons))
         at = objective.evaluate(objective.apply(Z), start=start.intercept)
         point, eta, stages = self._begin(Z, at)
         beta, tolerance = stages.pop(0)

@@ -59,7 +59,9 @@ class Metric:
             self.total = objective.rows.sum(self.u)
 
     def _solve(self, R: Tensor) -> Tensor:
-        return torch.cholesky_solve(R.to(self.L), self.L).double()
+        # two triangular solves: cholesky_solve copies the factor first, which takes longer than both
+        half = torch.linalg.solve_triangular(self.L, R.to(self.L), upper=False)
+        return torch.linalg.solve_triangular(self.L.mT, half, upper=True).double()
 
     def solve(self, R: Tensor) -> tuple[Tensor, Tensor]:
         """Solve ``(D^-1 + K) A + 1 b^T = R`` with ``1^T A = 0``; ``b = 0`` where there is no intercept."""

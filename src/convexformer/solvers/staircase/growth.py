@@ -59,6 +59,8 @@ def grow(
     """
     assert isinstance(M, ImplicitMatrix)
     k = max(options.first_terms, point.Z.n_terms // 2)
+    if objective.like.is_cuda and M.shape[0] > 1:  # many matrices: looking at them all costs more than terms do
+        k = max(k, objective.n_outputs // options.outputs_a_term)
     formed = frames is not None and may_form(M)
     sigma, U, V, block = normal_pairs(M, point.Z, k) if formed else top_pairs(M, k, sweeps=2)
     beta, at = factor_weight(objective), point.evaluation

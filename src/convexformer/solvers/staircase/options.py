@@ -15,6 +15,8 @@ class StaircaseOptions:
 
     first_terms: int = 8
     """Terms appended at a time, at least."""
+    outputs_a_term: int = 2
+    """With gates on a GPU, terms appended at a time: one for so many outputs, at least."""
     shortest_burst: int = 7
     longest_burst: int = 100
     """Iterations of a burst of L-BFGS."""

@@ -77,7 +77,7 @@ class _Walk:
     def run(self, start: Weights) -> None:
         """Check, grow, settle, and again."""
         objective, monitor, options = self.objective, self.monitor, self.options
-        Z = start.Z.balanced() if isinstance(start.Z, LowRank) else LowRank.of(start.Z)
+        Z = start.Z.balanced() if isinstance(start.Z, LowRank) else LowRank.of(start.dense())
         point = point_at(objective, Z, objective.apply(Z), start.intercept)
         dual = monitor.check(Z, point.evaluation)
         self.products = Products.of(objective, _rough_dtype(objective, dual, options))
