@@ -161,6 +161,13 @@ def test_the_examples_of_exact_relu_run(capsys):
     assert "the optimum lies in" in capsys.readouterr().out
 
 
+def test_the_recipe_for_a_model_in_hand_runs(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (block,) = BLOCK.findall((DOCS / "embedding.md").read_text())
+    exec(compile(block, "embedding.md", "exec"), {"__name__": "docs"})
+    assert "shape=(1797, 16, 12), float16" in capsys.readouterr().out
+
+
 def test_the_example_of_student_teacher_runs():
     (block,) = BLOCK.findall((DOCS / "student-teacher.md").read_text())
     exec(compile(block, "student-teacher.md", "exec"), {"__name__": "docs"})

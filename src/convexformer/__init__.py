@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from convexformer import data, deep, features, gauges, heads, losses, margin, networks, operators, relu, solvers
     from convexformer.certificates import Certificate
     from convexformer.counts import cost
+    from convexformer.embedding import embed
     from convexformer.estimators import (
         Leaderboard,
         TokenClassifier,
@@ -50,6 +51,7 @@ __all__ = [
     "cost",
     "data",
     "deep",
+    "embed",
     "export",
     "features",
     "gauges",
@@ -78,6 +80,7 @@ _HOMES = {  # where the public names that are no modules are defined
         "TokenRegressorCV",
         "compare",
     ),
+    "embedding": ("embed",),
     "io": ("ModelFileError", "export", "load", "save"),
     "objective": ("Objective",),
     "path": ("Path", "path"),

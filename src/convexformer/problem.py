@@ -8,8 +8,8 @@ from typing import Any, final
 
 import torch
 
-from convexformer.data import TokenDataset
 from convexformer.data.fingerprint import fingerprint
+from convexformer.data.stores import Tokens, read_tokens
 from convexformer.data.targets import read_targets
 from convexformer.gauges import Penalty
 from convexformer.heads.base import Head, Layout, resolve_head
@@ -34,8 +34,8 @@ class Problem:
     ----------
     head : str or Head
         A name (``"attention"``, ``"self_attention"``, ...) or an object from ``convexformer.heads``.
-    X : array (N, s, d), array (N, p), or list of arrays (s_i, d)
-        Tokens.
+    X : array (N, s, d), array (N, p), list of arrays (s_i, d), or store
+        Tokens; those of a store (``convexformer.data.open``) that is larger than memory are streamed.
     Y : array
         Real targets ``(N,)`` or ``(N, c)``, class labels ``(N,)``, or targets per token ``(N, s, c)``.
     beta, beta_ratio : float
@@ -68,7 +68,7 @@ class Problem:
     ) -> None:
         _check_betas(beta, beta_ratio)
         head = resolve_head(head)
-        tokens = TokenDataset.of(X, mask, device=device, dtype=dtype)
+        tokens = read_tokens(X, mask, device=device, dtype=dtype)
         targets, chosen = read_targets(Y, tokens, loss, sample_weight)
         layout = Layout(
             n_tokens=tokens.n_tokens,
@@ -87,8 +87,8 @@ class Problem:
         if intercept:
             chosen.check_intercept(targets.Y, targets.w)
 
-        def build(tokens: TokenDataset) -> Objective:
-            operator, penalty = head.program(tokens, layout)
+        def build(tokens: Tokens) -> Objective:
+            operator, penalty = head.program_on(tokens, layout)
             at = 1.0 if beta is None else float(beta)
             return Objective(operator, chosen, penalty, targets.Y, targets.w, at, bool(intercept))
 
@@ -103,9 +103,7 @@ class Problem:
         if beta is None:
             self._set(head, tokens, layout, objective.at(self._beta_from_ratio(float(beta_ratio or 0))), self._beta_max)
 
-    def _set(
-        self, head: Head, tokens: TokenDataset, layout: Layout, objective: Objective, beta_max: float | None
-    ) -> None:
+    def _set(self, head: Head, tokens: Tokens, layout: Layout, objective: Objective, beta_max: float | None) -> None:
         self.head, self.tokens, self.layout = head, tokens, layout
         self.objective = objective
         self._beta_max = beta_max
@@ -157,17 +155,14 @@ class Problem:
 
     def fingerprint(self) -> str:
         """Return a hash of what defines the problem: head, loss, beta, sizes, targets, and sums over the tokens."""
-        X = self.tokens.X
-        ramp = torch.linspace(1.0, 2.0, X.shape[0], dtype=X.dtype, device=X.device)
         return fingerprint(
             {
                 "head": self.head,
                 "loss": self.loss,
                 "beta": self.beta,
                 "intercept": self.intercept,
-                "shape": [*X.shape, self.layout.n_outputs],
-                "tokens": torch.einsum("n,nsd->sd", ramp, X),
-                "mask": torch.ones(X.shape[:2], dtype=torch.bool) if self.tokens.mask is None else self.tokens.mask,
+                "shape": [*self.tokens.shape, self.layout.n_outputs],
+                **self.tokens.signature(),
                 "targets": self.objective.targets,
                 "weights": self.objective.sample_weight,
             }
@@ -186,13 +181,13 @@ class Problem:
         # at beta_max = 0 the solution is Z = 0 for every positive beta
         if not math.isfinite(self.beta_max):
             raise ValueError(
-                f"beta_max is {self.beta_max} in {self.tokens.X.dtype}: the tokens are too large (their largest entry is "
-                f"{float(self.tokens.X.abs().max()):.3g}). Standardise them, or pass dtype=torch.float64."
+                f"beta_max is {self.beta_max} in {self.tokens.dtype}: the tokens are too large (their largest entry is "
+                f"{self.tokens.largest():.3g}). Standardise them, or pass dtype=torch.float64."
             )
         return ratio * self.beta_max if self.beta_max > 0 else ratio
 
     def __repr__(self) -> str:
-        N, s, d = self.tokens.X.shape
+        N, s, d = self.tokens.shape
         return (
             f"Problem({self.head!r}, X=({N}, {s}, {d}), outputs={self.layout.n_outputs}, loss={self.loss!r}, "
             f"beta={self.beta:.4g}, intercept={self.intercept})"

@@ -5,10 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, final
 
+import torch
 from torch import Tensor
 
 from convexformer.certificates import Certificate
 from convexformer.data import TokenDataset
+from convexformer.data.stores import read_tokens
 from convexformer.heads.base import Head, Layout
 from convexformer.heads.combined import Sum
 from convexformer.html import table
@@ -77,7 +79,7 @@ class Solution:
         """Return outputs (logits or values) for tokens ``X``, in the shape of the targets."""
         Z = self.weights.Z  # a tensor, or low-rank factors
         length = self.layout.n_tokens if self.head.positional else None
-        tokens = TokenDataset.of(X, mask, device=Z.device, dtype=Z.dtype, length=length)
+        tokens = read_tokens(X, mask, device=Z.device, dtype=Z.dtype, length=length)
         if tokens.width != self.layout.width:
             raise ValueError(
                 f"X has tokens of size d={tokens.width}; this solution was fitted with d={self.layout.width}. "
@@ -88,7 +90,11 @@ class Solution:
                 f"the {self.head.name} head mixes tokens by position, so a mask, or samples of fewer tokens than in the "
                 f"fit, have no meaning for it. Pass {self.layout.n_tokens} real tokens per sample."
             )
-        outputs = apply_weights(self.head.operator(tokens, self.layout), Z)
+        return torch.cat([self._outputs(batch) for batch in tokens.batches()])
+
+    def _outputs(self, tokens: TokenDataset) -> Tensor:
+        """Return the outputs of some samples."""
+        outputs = apply_weights(self.head.operator(tokens, self.layout), self.weights.Z)
         if self.weights.intercept is not None:
             outputs = outputs + self.weights.intercept
         return self.layout.shape(outputs, tokens)

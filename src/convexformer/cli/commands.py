@@ -16,6 +16,7 @@ from rich.console import Console
 
 from convexformer import __version__
 from convexformer.cli.bench import bench
+from convexformer.cli.embed import embed
 from convexformer.cli.export import export
 from convexformer.cli.heads import BlocksOption, GridOption, HeadChoice, HeadOptionOption, WindowOption
 from convexformer.cli.interrupt import answered
@@ -154,7 +155,10 @@ def fit(
     blocks: BlocksOption = None,
     head_option: HeadOptionOption = None,
     beta: Annotated[float | None, typer.Option(help="Penalty, absolute; overrides --beta-ratio.")] = None,
-    beta_ratio: Annotated[float, typer.Option(help="Penalty as a fraction of beta_max.")] = 0.1,
+    beta_ratio: Annotated[
+        float | None,
+        typer.Option(help="Penalty as a fraction of beta_max, default 0.1; of head auto by cross-validation."),
+    ] = None,
     tolerance: ToleranceOption = 1e-3,
     loss: LossOption = "auto",
     max_iter: MaxIterOption = None,
@@ -180,10 +184,11 @@ def fit(
         keep_existing(output, "config.json", force, resumes=checkpoint is not None and checkpoint.exists())
         data = FileData.read(tokens, targets, x, y, mask, weight)
         chosen = HeadChoice(head, activation, decay, gates, grid, window, blocks, head_option)
-        estimator = estimator_type(task, data.y)(
+        search = head == "auto" and beta is None and beta_ratio is None
+        betas = {} if search else {"beta": beta, "beta_ratio": 0.1 if beta_ratio is None else beta_ratio}
+        estimator = estimator_type(task, data.y, search)(
             **chosen.parameters(seed),
-            beta=beta,
-            beta_ratio=beta_ratio,
+            **betas,
             tolerance=tolerance,
             loss=loss,
             max_iter=max_iter,
@@ -210,6 +215,7 @@ def fit(
             "loss": solution.loss.name,
             "beta": estimator.beta_,
             "beta_max": estimator.beta_max_,
+            "validation_score": getattr(estimator, "best_score_", None),
             "train_score": train_score,
             "iterations": solution.n_iter,
             "seconds": round(solution.seconds, 3),
@@ -281,7 +287,7 @@ def certify(
     raise typer.Exit(Exit.DONE if proof.meets(goal) else Exit.NOT_CERTIFIED)
 
 
-for command in (path, score, cv, export, bench):
+for command in (embed, path, score, cv, export, bench):
     app.command()(command)
 
 

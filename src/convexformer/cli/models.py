@@ -47,6 +47,15 @@ def keep_existing(output: Path, name: str, force: bool, resumes: bool = False) -
 
 def fit_model(estimator: TokenEstimator, data: FileData, checkpoint: Path | None) -> None:
     """Fit; Ctrl-C ends the fit with the best point so far, if there is one."""
+    from convexformer.estimators.search import CrossValidated
+
+    if isinstance(estimator, CrossValidated):
+        if checkpoint is not None:
+            raise ValueError(
+                "head auto chooses beta by cross-validation, without checkpoints; give --beta-ratio as well."
+            )
+        estimator._choose_and_fit(data.X, data.y, data.weight, data.mask, None)
+        return
     try:
         estimator.fit_checkpointed(data.X, data.y, data.weight, data.mask, checkpoint=checkpoint)
     except KeyboardInterrupt:

@@ -10,7 +10,9 @@ import typer
 if TYPE_CHECKING:
     import numpy as np
 
-TokensArgument = Annotated[Path, typer.Argument(help="Tokens (N, s, d) or (N, p): npz, npy, pt or safetensors.")]
+TokensArgument = Annotated[
+    Path, typer.Argument(help="Tokens (N, s, d) or (N, p): npz, npy, pt, safetensors, or a store of embed.")
+]
 TargetsOption = Annotated[
     Path | None, typer.Option("--targets", help="A file for the targets, if not in TOKENS; csv and tsv too.")
 ]
@@ -46,7 +48,7 @@ class FileData:
 
     def __init__(
         self,
-        X: np.ndarray,
+        X: Any,
         y: Any,
         mask: np.ndarray | None,
         weight: np.ndarray | None,
@@ -65,8 +67,11 @@ class FileData:
         weight: str | None,
         groups: str | None = None,
     ) -> FileData:
-        """Read the arrays of these names; an error says what the files hold."""
+        """Read the arrays of these names, or open a token store; an error says what the files hold."""
         from convexformer.data.files import pick_array, read_arrays
+
+        if tokens.is_dir():
+            return cls._of_store(tokens, targets, x, y, mask, weight, groups)
 
         arrays = read_arrays(tokens)
         others = {} if targets is None else read_arrays(targets)
@@ -92,8 +97,43 @@ class FileData:
         """Return a hash of tokens, targets, mask and weights, whatever the files and names they came from."""
         from convexformer.data.fingerprint import fingerprint
 
-        parts = {"X": self.X, "y": self.y, "mask": self.mask, "weight": self.weight}
+        X = getattr(self.X, "fingerprint", self.X)  # a token store has one
+        parts = {"X": X, "y": self.y, "mask": self.mask, "weight": self.weight}
         return fingerprint({name: values for name, values in parts.items() if values is not None})
+
+    @classmethod
+    def _of_store(
+        cls,
+        tokens: Path,
+        targets: Path | None,
+        x: str,
+        y: str | None,
+        mask: str | None,
+        weight: str | None,
+        groups: str | None,
+    ) -> FileData:
+        """Open a store, which has its mask and, as a rule, its labels; ``x`` names one of several layers."""
+        from convexformer.data.files import pick_array, read_arrays
+        from convexformer.data.stores import open_store
+
+        store = open_store(tokens, None if x == "X" else x)
+        arrays = read_arrays(targets) if targets is not None else {}
+        labels = None
+        if y is not None:
+            labels = store.labels if targets is None else pick_array(arrays, y, "targets", targets)
+            if labels is None:
+                raise ValueError(
+                    f"{tokens} has no labels; give a file with --targets, or embed a source that has some."
+                )
+        if mask is not None:
+            raise ValueError(f"{tokens} is a token store, which has its own mask; leave out --mask.")
+        if (weight is not None or groups is not None) and targets is None:
+            raise ValueError(f"{tokens} has no weights or groups; give the file that has them with --targets.")
+        own = [
+            None if name is None else _exact(arrays, name, role, targets or tokens)
+            for name, role in ((weight, "weights"), (groups, "groups"))
+        ]
+        return cls(store, labels, None, *own)
 
 
 def _exact(arrays: dict[str, np.ndarray], name: str, role: str, source: Path) -> np.ndarray:

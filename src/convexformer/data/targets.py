@@ -8,7 +8,8 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
-from convexformer.data.tokens import TokenDataset, as_tensor, check_finite
+from convexformer.data.stores import Tokens
+from convexformer.data.tokens import as_tensor, check_finite
 from convexformer.losses import LOSSES, Loss
 
 
@@ -26,14 +27,14 @@ class Targets:
     squeeze: bool
 
 
-def read_targets(Y: Any, tokens: TokenDataset, loss: str | Loss, sample_weight: Any) -> tuple[Targets, Loss]:
+def read_targets(Y: Any, tokens: Tokens, loss: str | Loss, sample_weight: Any) -> tuple[Targets, Loss]:
     """Validate targets against the tokens and encode them for the loss (``"auto"`` chooses it)."""
     values = _read_values(Y)
     N, s = tokens.n_samples, tokens.n_tokens
     if values.ndim == 0 or values.shape[0] != N:
         raise ValueError(
             f"X has {N} samples and Y has {values.shape[0] if values.ndim else 'no axis'}; they must match. "
-            f"Shapes given: X {tuple(tokens.X.shape)}, Y {tuple(values.shape)}."
+            f"Shapes given: X {tokens.shape}, Y {tuple(values.shape)}."
         )
     integers = not values.is_floating_point() and not values.is_complex()
     token_labels = values.ndim == 2 and integers and values.shape[1] == s and values.shape[1] > 1
@@ -58,7 +59,7 @@ def read_targets(Y: Any, tokens: TokenDataset, loss: str | Loss, sample_weight: 
     if not integers:
         check_finite(values, "Y")
     encoded = chosen.encode(values)
-    where = tokens.X.device
+    where = tokens.device
     return Targets(encoded.to(where), w.to(where), per_token, squeeze), chosen
 
 

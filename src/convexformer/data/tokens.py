@@ -5,10 +5,10 @@ Everything downstream sees ``X: (N, s, d)`` with masked tokens set to zero, on o
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, reduce
-from typing import Any, final
+from typing import Any, Protocol, final, runtime_checkable
 
 import numpy as np
 import torch
@@ -17,9 +17,18 @@ from torch import Tensor
 from convexformer.data.containers import check_container
 
 TokensLike = Any  # array, tensor, or a list of ragged (s_i, d) arrays
+PERMUTED = 1 << 26  # tokens of which a sample is drawn by a permutation of all
 TOKEN_CHUNK = 1 << 24  # numbers converted to float64 at a time: 128 MiB
 # NumPy types that torch lacks, and the types they are converted to
 TORCH_DTYPES: dict[type, type] = {np.longdouble: np.float64, np.clongdouble: np.complex128}
+
+
+@runtime_checkable
+class Loads(Protocol):
+    """Tokens on disk: a store, or a stream of one."""
+
+    def load(self) -> TokenDataset:
+        """Read everything into memory, if it fits."""
 
 
 @final
@@ -52,6 +61,8 @@ class TokenDataset:
         An all-true mask is dropped.
         The default dtype is float64 on a CPU and float32 on a GPU.
         """
+        if isinstance(X, Loads):
+            X = X.load()
         if isinstance(X, TokenDataset):
             if mask is not None:
                 raise ValueError("X is a TokenDataset, which has its own mask; pass mask=None.")
@@ -82,6 +93,27 @@ class TokenDataset:
         if mask_tensor is not None and bool(mask_tensor.all()):
             mask_tensor = None  # heads that do not take masks accept samples without masked tokens
         return cls(tokens, mask_tensor)
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """``(N, s, d)``."""
+        N, s, d = self.X.shape
+        return N, s, d
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The precision of the tokens."""
+        return self.X.dtype
+
+    @property
+    def device(self) -> torch.device:
+        """Where the tokens are."""
+        return self.X.device
+
+    @property
+    def anchor(self) -> Tensor:
+        """Lives as long as the tokens: the key of what others keep for them."""
+        return self.X
 
     @property
     def n_samples(self) -> int:
@@ -137,9 +169,7 @@ class TokenDataset:
         origin = self.X.flatten(0, 1)[first].double()
         shift = self._sum(rows, origin, power=1) / total
         scale = (self._sum(rows, origin + shift, power=2) / total).sqrt()
-        mean = origin + shift
-        constant = scale <= 10 * torch.finfo(self.X.dtype).eps * mean.abs()
-        return mean.to(self.X.dtype), torch.where(constant, torch.ones_like(scale), scale).to(self.X.dtype)
+        return constant_as_one(origin + shift, scale, self.X)
 
     def _sum(self, rows: Tensor, origin: Tensor, power: int) -> Tensor:
         """``(d,)`` the sum of ``rows * (X - origin)**power`` in float64, some samples at a time."""
@@ -150,6 +180,32 @@ class TokenDataset:
             start=torch.zeros_like(origin),
         )
 
+    def batches(self) -> Iterator[TokenDataset]:
+        """Yield all samples at once: they are in memory already."""
+        yield self
+
+    def signature(self) -> dict[str, object]:
+        """Return what tells these tokens from others, for a fingerprint: sums over the samples, and the mask."""
+        ramp = torch.linspace(1.0, 2.0, self.n_samples, dtype=self.dtype, device=self.device)
+        return {
+            "tokens": torch.einsum("n,nsd->sd", ramp, self.X),
+            "mask": torch.ones(self.X.shape[:2], dtype=torch.bool) if self.mask is None else self.mask,
+        }
+
+    def largest(self) -> float:
+        """Return the largest entry, in absolute value."""
+        return float(self.X.abs().max())
+
+    def scatter(self, mean: Tensor) -> Tensor:
+        """``(d, d)`` the sum over real tokens of ``(x - mean)(x - mean)^T``."""
+        real = self.real_tokens - mean
+        return real.T @ real
+
+    def sampled_tokens(self, count: int, seed: int) -> Tensor:
+        """``(min(count, R), d)`` real tokens drawn at random."""
+        real = self.real_tokens
+        return real[sample_places(len(real), count, seed).to(real.device)]
+
     def standardized(self, mean: Tensor, scale: Tensor) -> TokenDataset:
         """Return ``(X - mean) / scale``; masked tokens stay zero."""
         X = (self.X - mean) / scale
@@ -159,6 +215,21 @@ class TokenDataset:
         """Return the samples ``rows``."""
         index = torch.as_tensor(rows, device=self.X.device)
         return TokenDataset(self.X[index], None if self.mask is None else self.mask[index])
+
+
+def constant_as_one(mean: Tensor, scale: Tensor, like: Tensor) -> tuple[Tensor, Tensor]:
+    """Return mean and deviation as ``like``; the deviation of a channel that is constant up to its rounding is 1."""
+    constant = scale <= 10 * torch.finfo(like.dtype).eps * mean.abs()
+    return mean.to(like), torch.where(constant, torch.ones_like(scale), scale).to(like)
+
+
+def sample_places(n: int, count: int, seed: int) -> Tensor:
+    """Draw ``min(count, n)`` different numbers below ``n``; of many, by draws whose repetitions are dropped."""
+    generator = torch.Generator().manual_seed(seed)
+    if n <= PERMUTED:
+        return torch.randperm(n, generator=generator)[:count]
+    drawn = torch.randint(n, (2 * count,), generator=generator).unique()
+    return drawn[torch.randperm(len(drawn), generator=generator)[:count]]
 
 
 def as_tensor(values: Any, name: str) -> Tensor:

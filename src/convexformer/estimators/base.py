@@ -20,8 +20,8 @@ from torch import Tensor
 
 from convexformer.certificates import Certificate
 from convexformer.clock import Clock
-from convexformer.data import TokenDataset
 from convexformer.data.containers import check_container, check_token_ids
+from convexformer.data.stores import Tokens, read_tokens
 from convexformer.data.tokens import pick_device
 from convexformer.estimators.docstrings import describe_parameters
 from convexformer.estimators.inputs import as_table, is_tokens, read_head, read_seed, warn_of_padding
@@ -240,7 +240,7 @@ class TokenEstimator(BaseEstimator, ABC):
 
     def _fit_tokens(
         self,
-        tokens: TokenDataset,
+        tokens: Tokens,
         y: np.ndarray,
         w: np.ndarray | None,
         clock: Clock,
@@ -262,20 +262,20 @@ class TokenEstimator(BaseEstimator, ABC):
                 "warm_start=True continues from it."
             )
 
-    def _learn_scale(self, tokens: TokenDataset, w: np.ndarray | None) -> None:
+    def _learn_scale(self, tokens: Tokens, w: np.ndarray | None) -> None:
         """Learn the standardisation from these tokens alone."""
         self.mean_ = self.scale_ = None
         if self.standardize:
             self.mean_, self.scale_ = tokens.moments(None if w is None else torch.tensor(w))
 
-    def _standardized(self, tokens: TokenDataset) -> TokenDataset:
+    def _standardized(self, tokens: Tokens) -> Tokens:
         if self.mean_ is None or self.scale_ is None:
             return tokens
         return tokens.standardized(self.mean_, self.scale_)
 
     def _problem(
         self,
-        tokens: TokenDataset,
+        tokens: Tokens,
         y: np.ndarray,
         w: np.ndarray | None,
         beta: float | None = None,
@@ -292,7 +292,7 @@ class TokenEstimator(BaseEstimator, ABC):
             loss=self._loss_name(y),
             sample_weight=w,
             intercept=self.fit_intercept,
-            dtype=tokens.X.dtype,
+            dtype=tokens.dtype,
             beta=beta,
             beta_ratio=beta_ratio,
         )
@@ -333,14 +333,14 @@ class TokenEstimator(BaseEstimator, ABC):
     @abstractmethod
     def _read_training(
         self, X: Any, y: Any, sample_weight: Any, mask: Any
-    ) -> tuple[TokenDataset, np.ndarray, np.ndarray | None]:
+    ) -> tuple[Tokens, np.ndarray, np.ndarray | None]:
         """Validate tokens, targets and weights; targets are returned as the loss expects them."""
 
     @abstractmethod
     def _read_targets(self, y: Any) -> np.ndarray:
         """Validate targets, and return them in the user's own encoding."""
 
-    def _read_tokens(self, X: Any, mask: Any, *, reset: bool) -> TokenDataset:
+    def _read_tokens(self, X: Any, mask: Any, *, reset: bool) -> Tokens:
         """Read tokens; 2-D input goes through scikit-learn's own validation."""
         whose = type(self).__name__
         check_container(X, whose)
@@ -354,7 +354,7 @@ class TokenEstimator(BaseEstimator, ABC):
         length = None
         if not reset and self.solution_.head.positional:
             length = self.solution_.layout.n_tokens
-        tokens = TokenDataset.of(X, mask, device=device, token_shape=self.token_shape, length=length)
+        tokens = read_tokens(X, mask, device=device, token_shape=self.token_shape, length=length)
         if reset:
             self.token_shape_ = (tokens.n_tokens, tokens.width)
             self.masked_ = tokens.mask is not None

@@ -14,7 +14,7 @@ from sklearn.utils.validation import check_is_fitted
 
 from convexformer.certificates import Certificate
 from convexformer.clock import Clock
-from convexformer.data import TokenDataset
+from convexformer.data.stores import Tokens
 from convexformer.estimators.base import TokenEstimator
 from convexformer.estimators.inputs import plain_label, single_sample
 from convexformer.estimators.labels import ClassTargets, read_class_targets
@@ -105,7 +105,7 @@ class TokenClassifier(ClassifierMixin, TokenEstimator):
 
     def _read_training(
         self, X: Any, y: Any, sample_weight: Any, mask: Any
-    ) -> tuple[TokenDataset, np.ndarray, np.ndarray | None]:
+    ) -> tuple[Tokens, np.ndarray, np.ndarray | None]:
         """Validate tokens, labels and weights; learn the classes."""
         if y is None:
             raise ValueError(f"{type(self).__name__} requires y to be passed, but the target y is None.")

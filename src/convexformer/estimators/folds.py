@@ -13,7 +13,7 @@ import numpy as np
 from sklearn.metrics import check_scoring
 
 from convexformer.clock import Clock
-from convexformer.data import TokenDataset
+from convexformer.data.stores import Tokens
 from convexformer.estimators.base import TokenEstimator
 from convexformer.path import walk
 from convexformer.solution import Solution
@@ -69,7 +69,7 @@ class Share:
 
 def score_path(
     estimator: TokenEstimator,
-    tokens: TokenDataset,
+    tokens: Tokens,
     targets: np.ndarray,
     w: np.ndarray | None,
     train: np.ndarray,

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from convexformer.gauges import RepresenterRidge
 from convexformer.objective import Objective
-from convexformer.operators import KernelOperator, LowRank
+from convexformer.operators import KernelOperator
 from convexformer.operators.base import times
 from convexformer.solvers.block_newton.blocks import Blocks
 from convexformer.solvers.block_newton.metric import Metric, Ridge, descend
@@ -43,7 +43,7 @@ class HeldOut:
     def outputs(self, objective: Objective, weights: Weights) -> Iterator[Tensor]:
         """Yield the outputs ``(n_test, c)`` of each fold, for the program whose optimum is ``weights``."""
         blocks, Z, beta = Blocks(objective), weights.Z, objective.beta
-        assert not isinstance(Z, LowRank)
+        assert isinstance(Z, Tensor)
         at = objective.evaluate(objective.apply(Z), start=weights.intercept)
         K = blocks.combined(blocks.norms(Z) / beta, beta, blocks.grams[0].dtype)
         alpha = -at.V.double()

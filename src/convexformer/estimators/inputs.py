@@ -12,11 +12,13 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import column_or_1d
 from torch import Tensor
 
-from convexformer.data import TokenDataset
+from convexformer.data import TokenDataset, TokenStore
+from convexformer.data.stores import TokenStream
 from convexformer.data.tokens import as_tensor
 from convexformer.heads.base import HEADS, Head
 from convexformer.registry import MissingMaskWarning, unknown, warn
 
+OWN_TYPES = (TokenDataset, TokenStore, TokenStream)  # tokens that come with their mask
 EXAMPLES = {  # heads that are nothing without an argument
     "sum": "cf.heads.Sum(['attention', 'mlp'])",
     "feature": "cf.heads.Feature(cf.features.CovariancePooling())",
@@ -26,8 +28,8 @@ EXAMPLES = {  # heads that are nothing without an argument
 
 
 def is_tokens(X: Any) -> bool:
-    """Tell whether ``X`` holds tokens: 3-D, ragged, or a dataset; anything else scikit-learn validates as a table."""
-    return isinstance(X, TokenDataset) or _depth(X) >= 3
+    """Tell whether ``X`` holds tokens: 3-D, ragged, a dataset or a store; scikit-learn validates all else as a table."""
+    return isinstance(X, OWN_TYPES) or _depth(X) >= 3
 
 
 def warn_of_padding(X: Any) -> None:
@@ -35,7 +37,7 @@ def warn_of_padding(X: Any) -> None:
 
     Not an error, since samples without padding need no mask.
     """
-    if not isinstance(X, (TokenDataset, list, tuple)) and getattr(X, "dtype", None) != np.dtype(object):
+    if not isinstance(X, (*OWN_TYPES, list, tuple)) and getattr(X, "dtype", None) != np.dtype(object):
         warn(
             "this estimator was fitted with a mask, and X is one array without: padding, if there is any, counts as tokens. "
             "Pass its mask (all ones where nothing is padded) or a list of (s_i, d) arrays.",

@@ -23,6 +23,7 @@ from torch import Tensor
 
 from convexformer.clock import Clock
 from convexformer.data import TokenDataset
+from convexformer.data.stores import Tokens
 from convexformer.estimators.base import TokenEstimator
 from convexformer.estimators.folds import FoldOptions, Share, one_number, takes_weight, uninterrupted
 from convexformer.estimators.held_out import HeldOut
@@ -78,7 +79,7 @@ def one_thread(tokens: TokenDataset) -> AbstractContextManager[None]:
 
 def auto_path(
     estimator: TokenEstimator,
-    tokens: TokenDataset,
+    tokens: Tokens,
     targets: np.ndarray,
     w: np.ndarray | None,
     train: np.ndarray,
@@ -94,8 +95,9 @@ def auto_path(
     inside = inside.to(dtype=torch.float32)
     estimator._learn_scale(inside, own)
     problem = estimator._problem(inside, codes, own, beta_ratio=1.0)
-    outside = tokens.select(test).to(device=inside.X.device, dtype=torch.float32)
-    operator = problem.head.operator(estimator._standardized(outside), problem.layout)  # once for all betas
+    outside = tokens.select(test).to(device=inside.device, dtype=torch.float32)
+    scaled = estimator._standardized(outside)
+    operator = problem.head.program_on(scaled, problem.layout).operator  # once for all betas
     scorer = check_scoring(estimator, scoring=options.scoring)
     weighted = {"sample_weight": w[test]} if w is not None and takes_weight(scorer, options.scoring) else {}
     solver_options = {**estimator._solver_options(), "tolerance": max(grid.tolerance, options.tolerance)}

@@ -17,7 +17,7 @@ import numpy as np
 from sklearn.base import clone
 
 from convexformer.clock import Clock
-from convexformer.data import TokenDataset
+from convexformer.data.stores import Tokens
 from convexformer.estimators.base import TokenEstimator
 from convexformer.estimators.folds import FoldOptions, Share, score_path
 from convexformer.estimators.leaderboard import Entry
@@ -63,7 +63,7 @@ class Race:
     def __init__(
         self,
         estimator: Callable[[Head], TokenEstimator],
-        tokens: TokenDataset,
+        tokens: Tokens,
         targets: np.ndarray,
         w: np.ndarray | None,
         scoring: object,
@@ -129,7 +129,7 @@ class Race:
 
 def widen(
     search: CrossValidated,
-    tokens: TokenDataset,
+    tokens: Tokens,
     targets: np.ndarray,
     w: np.ndarray | None,
     folds: Sequence[tuple[np.ndarray, np.ndarray]],

@@ -10,7 +10,7 @@ from sklearn.metrics import r2_score
 
 from convexformer.certificates import Certificate
 from convexformer.clock import Clock
-from convexformer.data import TokenDataset
+from convexformer.data.stores import Tokens
 from convexformer.estimators.base import TokenEstimator
 from convexformer.estimators.inputs import read_real
 from convexformer.registry import one_of
@@ -43,7 +43,7 @@ class TokenRegressor(RegressorMixin, TokenEstimator):
 
     def _read_training(
         self, X: Any, y: Any, sample_weight: Any, mask: Any
-    ) -> tuple[TokenDataset, np.ndarray, np.ndarray | None]:
+    ) -> tuple[Tokens, np.ndarray, np.ndarray | None]:
         """Validate tokens, targets and weights."""
         if y is None:
             raise ValueError(f"{type(self).__name__} requires y to be passed, but the target y is None.")

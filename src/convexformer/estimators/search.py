@@ -19,6 +19,7 @@ from sklearn.utils.validation import check_is_fitted
 
 from convexformer.clock import Clock
 from convexformer.data import TokenDataset
+from convexformer.data.stores import Tokens
 from convexformer.estimators.base import TokenEstimator, named_options
 from convexformer.estimators.classifier import TokenClassifier
 from convexformer.estimators.folds import FoldOptions, Share, carried_forward, score_path, uninterrupted
@@ -199,7 +200,7 @@ class CrossValidated(TokenEstimator):
             tokens = tokens.to(dtype=torch.float32)
         ratios = beta_ratios(self.n_betas, self.beta_min_ratio) if auto is None else auto.ratios()
         options = FoldOptions(ratios, self.scoring, self.patience, max(self.tolerance, self.fold_tolerance))
-        if auto is not None and self._shares(tokens, groups):
+        if auto is not None and isinstance(tokens, TokenDataset) and self._shares(tokens, groups):
             with one_thread(tokens), interpreted():  # few calls: compiling would take longer than all of them
                 self._share(tokens, codes, w, targets, own, folds, options, clock)
         else:
@@ -220,7 +221,7 @@ class CrossValidated(TokenEstimator):
 
     def _walk_folds(
         self,
-        tokens: TokenDataset,
+        tokens: Tokens,
         targets: np.ndarray,
         w: np.ndarray | None,
         folds: Sequence[tuple[np.ndarray, np.ndarray]],
@@ -294,7 +295,7 @@ class CrossValidated(TokenEstimator):
         if isinstance(self.scoring, (list, tuple, set, dict)):
             raise ValueError(f"scoring={self.scoring!r} names several scores; beta is chosen by one. Pass one of them.")
 
-    def _refit(self, tokens: TokenDataset, codes: np.ndarray, w: np.ndarray | None, clock: Clock, ladder: bool) -> None:
+    def _refit(self, tokens: Tokens, codes: np.ndarray, w: np.ndarray | None, clock: Clock, ladder: bool) -> None:
         """Fit all samples at the ratio selected: down a ladder of betas, roughly, then to the tolerance.
 
         Without ``ladder`` at once, for a solver that has its own way down.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from convexformer.data import TokenDataset
 from convexformer.networks import train_in_simplex
 from convexformer.networks.base import Network
 from convexformer.networks.simplex import SimplexNetwork
@@ -24,7 +25,7 @@ def train_adam(
     optimiser = torch.optim.Adam(network.parameters(), lr=learning_rate)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, steps)
     objectives = []
-    with few_threads(problem.tokens.X, problem.layout.n_outputs):
+    with few_threads(_tokens(problem).X, problem.layout.n_outputs):
         for _ in range(steps):
             optimiser.zero_grad()
             objective = network_objective(problem, network)
@@ -38,6 +39,12 @@ def train_adam(
 def network_objective(problem: Problem, network: Network) -> Tensor:
     """``sum_i w_i L(f(X_i), y_i) + beta * decay()``, differentiable."""
     objective = problem.objective
-    outputs = network(problem.tokens.X, problem.tokens.mask).reshape(objective.targets.shape)
+    tokens = _tokens(problem)
+    outputs = network(tokens.X, tokens.mask).reshape(objective.targets.shape)
     losses = objective.loss.value(outputs, objective.targets)
     return objective.rows.dot(objective.sample_weight, losses) + problem.beta * network.decay()
+
+
+def _tokens(problem: Problem) -> TokenDataset:
+    """Return the tokens, which full-batch training needs in memory."""
+    return TokenDataset.of(problem.tokens, dtype=problem.tokens.dtype)

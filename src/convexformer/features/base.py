@@ -12,6 +12,7 @@ from sklearn.utils.validation import check_is_fitted
 from torch import Tensor, nn
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from convexformer.data.stores import Tokens, TokenStore, TokenStream
 from convexformer.data.tokens import TokenDataset
 from convexformer.registry import Registry
 
@@ -43,7 +44,7 @@ class TokenFeature(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstima
 
     # ------------------------------------------------------------------ what a subclass writes
 
-    def learn(self, tokens: TokenDataset) -> None:
+    def learn(self, tokens: Tokens) -> None:
         """Learn from training tokens: register buffers."""
 
     @abstractmethod
@@ -63,13 +64,17 @@ class TokenFeature(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstima
         self._buffers.clear()
         with torch.no_grad():
             self.learn(tokens)
-            features = self.raw(tokens)
-            center = features.mean(0)
-            features = features - center
-            spread = features.square().sum(1).mean().sqrt()
+            if isinstance(tokens, TokenStream):
+                center, spread = self._streamed_moments(tokens)
+            else:
+                features = self.raw(tokens)
+                center = features.mean(0)
+                features = features - center
+                spread = features.square().sum(1).mean().sqrt()
             self.register_buffer("center", center)
             self.register_buffer("spread", torch.where(spread > 0, spread, torch.ones_like(spread)))
-            self._normalised[tokens.X] = features.div_(self.spread)
+            if isinstance(tokens, TokenDataset):
+                self._normalised[tokens.anchor] = features.div_(self.spread)
         self.n_features_in_ = tokens.width
         self.n_tokens_in_ = tokens.n_tokens
         return self
@@ -104,30 +109,34 @@ class TokenFeature(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstima
         """What :meth:`normalised` returns, in one go and not kept: for networks."""
         return (self.compute(tokens) - self.center.to(tokens.X)) / self.spread.to(tokens.X)
 
-    def raw(self, tokens: TokenDataset) -> Tensor:
+    def raw(self, tokens: Tokens) -> Tensor:
         """``(N, p)`` features as they come, some samples at a time."""
+        if isinstance(tokens, TokenStream):
+            return torch.cat([self.raw(batch) for batch in tokens.batches()])
         step = max(1, BATCH // max(1, self.sample_size(tokens.n_tokens, tokens.width)))
         if tokens.n_samples <= step:
             return self.compute(tokens)
         masks = [None] * tokens.n_samples if tokens.mask is None else tokens.mask.split(step)
         return torch.cat([self.compute(TokenDataset(X, m)) for X, m in zip(tokens.X.split(step), masks, strict=False)])
 
-    def normalised(self, tokens: TokenDataset) -> Tensor:
+    def normalised(self, tokens: Tokens) -> Tensor:
         """``(N, p)`` features centred and scaled by what :meth:`fit` saw; kept as long as the tokens live."""
-        found = self._normalised.get(tokens.X)
+        found = self._normalised.get(tokens.anchor)
         if found is None:
-            found = (self.raw(self._check(tokens)) - self.center.to(tokens.X)) / self.spread.to(tokens.X)
-            self._normalised[tokens.X] = found
+            center, spread = (own.to(tokens.device, tokens.dtype) for own in (self.center, self.spread))
+            self._check(tokens)
+            found = torch.cat([(self.raw(batch) - center).div_(spread) for batch in tokens.batches()])
+            self._normalised[tokens.anchor] = found
         return found
 
-    def fitted(self, tokens: TokenDataset) -> TokenFeature:
+    def fitted(self, tokens: Tokens) -> TokenFeature:
         """Return this map if it is fitted, else a copy fitted on these tokens; one copy for all who ask for the same."""
         if hasattr(self, "n_features_in_"):
             return self
-        found = self._copies.get(tokens.X)
+        found = self._copies.get(tokens.anchor)
         if found is None:
             found = copy.deepcopy(self).fit(tokens)
-            self._copies[tokens.X] = found
+            self._copies[tokens.anchor] = found
         return found
 
     # ------------------------------------------------------------------ files
@@ -169,13 +178,29 @@ class TokenFeature(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstima
         nn.Module.__setstate__(self, state)
         self._forget()
 
-    def _read(self, X: Any, mask: Any) -> TokenDataset:
-        if isinstance(X, TokenDataset):
+    def _streamed_moments(self, tokens: TokenStream) -> tuple[Tensor, Tensor]:
+        """Mean and root mean squared deviation of features, by sums about the first sample's, in one pass."""
+        origin: Tensor | None = None
+        total, squares = torch.zeros((), dtype=torch.float64), torch.zeros((), dtype=torch.float64)
+        for batch in tokens.batches():
+            features = self.raw(batch).double()
+            origin = features[0].clone() if origin is None else origin
+            features -= origin
+            total, squares = total.to(features) + features.sum(0), squares.to(features) + features.square().sum()
+        assert origin is not None, "a store has samples"
+        shift = total / tokens.n_samples
+        spread = (squares / tokens.n_samples - shift.square().sum()).clamp_min(0).sqrt()
+        return (origin + shift).to(tokens.dtype), spread.to(tokens.dtype)
+
+    def _read(self, X: Any, mask: Any) -> Any:
+        if isinstance(X, TokenStore):
+            X = X.stream()
+        if isinstance(X, (TokenDataset, TokenStream)):
             return X
         dtype = X.dtype if isinstance(X, Tensor) and X.dtype in (torch.float32, torch.float64) else None
         return TokenDataset.of(X, mask, dtype=dtype)
 
-    def _check(self, tokens: TokenDataset) -> TokenDataset:
+    def _check(self, tokens: Any) -> Any:
         if tokens.width != self.n_features_in_:
             raise ValueError(
                 f"X has tokens of size d={tokens.width}, but {self.name} was fitted with d={self.n_features_in_}. Use the "

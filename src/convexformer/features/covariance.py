@@ -9,6 +9,7 @@ from typing import final
 import torch
 from torch import Tensor
 
+from convexformer.data.stores import Tokens
 from convexformer.data.tokens import TokenDataset
 from convexformer.features.base import FEATURES, TokenFeature
 from convexformer.features.eigenfree import eigenfree
@@ -48,7 +49,7 @@ class CovariancePooling(TokenFeature):
         self.shrinkage = shrinkage
         self.max_channels = max_channels
 
-    def learn(self, tokens: TokenDataset) -> None:
+    def learn(self, tokens: Tokens) -> None:
         """Learn the principal channels, where there are more than ``max_channels``."""
         one_of("kind", self.kind, KINDS)
         if not isinstance(self.shrinkage, numbers.Real) or not (math.isfinite(self.shrinkage) and self.shrinkage > 0):
@@ -57,8 +58,7 @@ class CovariancePooling(TokenFeature):
             raise ValueError(f"max_channels={self.max_channels} was given; expected a positive whole number.")
         if tokens.width > self.max_channels:
             mean, _ = tokens.moments()
-            real = tokens.real_tokens - mean
-            _, vectors = torch.linalg.eigh(real.T @ real)  # rising
+            _, vectors = torch.linalg.eigh(tokens.scatter(mean))  # rising
             self.register_buffer("mean", mean)
             self.register_buffer("basis", vectors[:, -int(self.max_channels) :].contiguous())
 

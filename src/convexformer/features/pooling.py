@@ -7,6 +7,7 @@ from typing import final
 
 from torch import Tensor
 
+from convexformer.data.stores import Tokens
 from convexformer.data.tokens import TokenDataset
 from convexformer.features.base import FEATURES, TokenFeature
 
@@ -53,7 +54,7 @@ class ClassToken(TokenFeature):
         super().__init__()
         self.position = position
 
-    def learn(self, tokens: TokenDataset) -> None:
+    def learn(self, tokens: Tokens) -> None:
         """Check the position."""
         if not isinstance(self.position, numbers.Integral) or not -tokens.n_tokens <= self.position < tokens.n_tokens:
             raise ValueError(

@@ -9,6 +9,7 @@ from typing import final
 import torch
 from torch import Tensor
 
+from convexformer.data.stores import Tokens
 from convexformer.data.tokens import TokenDataset
 from convexformer.features.base import FEATURES, TokenFeature
 
@@ -41,14 +42,14 @@ class SoftmaxQueries(TokenFeature):
         self.temperature = temperature
         self.seed = seed
 
-    def learn(self, tokens: TokenDataset) -> None:
+    def learn(self, tokens: Tokens) -> None:
         """Find the centroids."""
         if not isinstance(self.n_queries, numbers.Integral) or self.n_queries < 1:
             raise ValueError(f"n_queries={self.n_queries} was given; expected a positive whole number.")
         auto = isinstance(self.temperature, str) and self.temperature == "auto"
         if not auto and not (isinstance(self.temperature, numbers.Real) and self.temperature > 0):
             raise ValueError(f"temperature={self.temperature!r} was given; expected a positive number or 'auto'.")
-        self.register_buffer("queries", centroids(tokens.real_tokens, int(self.n_queries), int(self.seed)))
+        self.register_buffer("queries", centroids(tokens.sampled_tokens(SAMPLE, int(self.seed)), int(self.n_queries)))
 
     def compute(self, tokens: TokenDataset) -> Tensor:
         """``(n, k d)``."""
@@ -64,10 +65,8 @@ class SoftmaxQueries(TokenFeature):
         return int(self.n_queries) * (2 * n_tokens + 2 * width)
 
 
-def centroids(points: Tensor, k: int, seed: int) -> Tensor:
-    """``(k, d)`` k-means centroids by Lloyd's algorithm, from random points; of a sample where there are many."""
-    order = torch.randperm(len(points), generator=torch.Generator().manual_seed(seed))[:SAMPLE].to(points.device)
-    points = points[order]
+def centroids(points: Tensor, k: int) -> Tensor:
+    """``(k, d)`` k-means centroids of points in random order, by Lloyd's algorithm from the first ones."""
     centers = points[:k].clone()
     for _ in range(STEPS):
         nearest = (centers.square().sum(1) - 2 * points @ centers.T).argmin(1)

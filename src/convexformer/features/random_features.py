@@ -6,6 +6,7 @@ from typing import Any, final
 
 from torch import Tensor
 
+from convexformer.data.stores import Tokens
 from convexformer.data.tokens import TokenDataset
 from convexformer.features.base import FEATURES, TokenFeature
 from convexformer.features.fastfood import Fastfood, padded
@@ -49,10 +50,10 @@ class RandomFeatures(TokenFeature):
             raise TypeError(f"feature is a {type(self.feature).__name__}; expected a map from convexformer.features.")
         return self.feature
 
-    def learn(self, tokens: TokenDataset) -> None:
+    def learn(self, tokens: Tokens) -> None:
         """Fit the map inside and draw the projections."""
         self.feature = self._inner().fitted(tokens)
-        self._draw(tokens.X)
+        self._draw(tokens.anchor)
 
     def _draw(self, like: Tensor) -> None:
         food = Fastfood("gaussian", int(self.n_features), (float(self.width) / 2) ** 0.5, int(self.seed))

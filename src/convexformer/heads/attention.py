@@ -81,6 +81,7 @@ class Attention(Head):
     stochastic: str = "row"
 
     name = "attention"
+    streams = True
     per_token = True
     positional = True
 
@@ -126,6 +127,10 @@ class Attention(Head):
         if self.activation != "relu":
             return super().program(tokens, layout)
         return relu_program(position_layers(tokens, layout), tokens, layout, self.decay, self.seed)
+
+    def streams_for(self, layout: Layout) -> bool:
+        """With an output per sample alone, and not for exact ReLU."""
+        return not layout.per_token and self.combines
 
     def operator(self, tokens: TokenDataset, layout: Layout) -> Operator:
         """Flattened tokens; masked tokens are zero and do not contribute."""

@@ -11,9 +11,11 @@ from torch import Tensor, nn
 
 from convexformer.data import TokenDataset
 from convexformer.data.fingerprint import fingerprint
+from convexformer.data.stores import Tokens, TokenStream
 from convexformer.gauges import Penalty
 from convexformer.networks.base import Network
 from convexformer.operators import Operator
+from convexformer.operators.streamed import streamed
 from convexformer.registry import Registry, unknown
 from convexformer.weights import Weights
 
@@ -30,10 +32,10 @@ class Layout:
     squeeze: bool = False
     """Targets were ``(N,)``, so outputs are ``(N,)`` as well."""
 
-    def shape(self, outputs: Tensor, tokens: TokenDataset) -> Tensor:
+    def shape(self, outputs: Tensor, tokens: Tokens) -> Tensor:
         """Give rows of outputs ``(R, c)`` the shape of the targets; masked tokens get zeros."""
         if self.per_token:
-            grid = outputs.new_zeros((*tokens.X.shape[:2], outputs.shape[1]))
+            grid = outputs.new_zeros((*tokens.shape[:2], outputs.shape[1]))
             if tokens.mask is None:
                 grid = outputs.reshape(grid.shape)
             else:
@@ -60,6 +62,9 @@ class Head(ABC):
     positional: ClassVar[bool]
     """Whether its weights belong to token positions, so that the number of tokens is fixed."""
 
+    streams: ClassVar[bool] = False
+    """Whether tokens may come in batches: its operator treats samples one by one, and its penalty looks at no token."""
+
     @property
     def combines(self) -> bool:
         """Whether it can be part of a :class:`~convexformer.heads.Sum`: its weights are one tensor."""
@@ -69,7 +74,7 @@ class Head(ABC):
     """Whether certificates of a float32 solve rebuild the operator from float64 tokens. If not, features and kernels in
     float32 are the data of the program, and the certificate is that of the program on them."""
 
-    def fitted(self, tokens: TokenDataset) -> Head:
+    def fitted(self, tokens: Tokens) -> Head:
         """Return this head with all that it learns from training tokens besides its weights; most learn nothing.
 
         A problem calls it before :meth:`program`; its head, and that of its solutions, is the fitted one. A head that is
@@ -85,6 +90,25 @@ class Head(ABC):
         if type(self).operator is Head.operator or type(self).penalty is Head.penalty:
             raise TypeError(f"{type(self).__name__} must define program(), or operator() and penalty().")
         return Program(self.operator(tokens, layout), self.penalty(tokens, layout))
+
+    def streams_for(self, layout: Layout) -> bool:
+        """Tell whether the head streams with outputs of this layout; as a rule it does, or does not, with any.
+
+        Exact ReLU does not: its penalty looks at the tokens.
+        """
+        return self.streams and self.combines
+
+    def program_on(self, tokens: Tokens, layout: Layout) -> Program:
+        """Return operator and penalty on training tokens in memory or, batch by batch, on disk."""
+        if not isinstance(tokens, TokenStream):
+            return self.program(tokens, layout)
+        if not self.streams_for(layout):
+            raise ValueError(
+                f"the {self.name} head needs all tokens in memory, and {tokens!r} is larger than its limit. Raise "
+                "open(store, memory=bytes), take some rows, or choose a head that streams, such as 'mlp'."
+            )
+        operator = streamed(tokens, lambda batch: self.operator(batch, layout), per_token=layout.per_token)
+        return Program(operator, self.penalty(tokens.first(), layout))
 
     def operator(self, tokens: TokenDataset, layout: Layout) -> Operator:
         """Return the linear map from ``Z`` to outputs on these tokens, training or new ones."""

@@ -64,6 +64,7 @@ class BlockSelfAttention(Head):
 
     name = "block_self_attention"
     per_token = True
+    streams = True
     positional = False
 
     def __post_init__(self) -> None:

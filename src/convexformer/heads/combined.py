@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from convexformer.data import TokenDataset
+from convexformer.data.stores import Tokens
 from convexformer.gauges import Penalty, ScaledPenalty, SumPenalty
 from convexformer.heads.base import HEADS, Head, Layout, Program, resolve_head
 from convexformer.heads.feature import Feature, Kernel
@@ -96,7 +97,7 @@ class Sum(Head):
         scales = {} if self.weights == "equal" else {"weights": [f"{s:.6g}" for s in self._scales()]}
         return {"parts": [head.identity(layout) for head in self.heads], **scales}
 
-    def fitted(self, tokens: TokenDataset) -> Sum:
+    def fitted(self, tokens: Tokens) -> Sum:
         """Fit every part, and find the weights that make them comparable."""
         parts = tuple(head.fitted(tokens) for head in self.heads)
         if self.weights != "learned":
@@ -105,7 +106,11 @@ class Sum(Head):
 
     def program(self, tokens: TokenDataset, layout: Layout) -> Program:
         """Add the outputs, add the penalties."""
-        programs = [head.program(tokens, layout) for head in self.heads]
+        return self.program_on(tokens, layout)
+
+    def program_on(self, tokens: Tokens, layout: Layout) -> Program:
+        """The same on tokens in memory or on disk: each part sees to itself."""
+        programs = [head.program_on(tokens, layout) for head in self.heads]
         operators, penalties = [p.operator for p in programs], [p.penalty for p in programs]
         return Program(SumOperator(operators), self._penalty(penalties, [op.weight_shape for op in operators]))
 
@@ -167,14 +172,14 @@ class Sum(Head):
         return [piece.view(shape) for piece, shape in zip(pieces, shapes, strict=True)]
 
 
-def _random_beta_max(head: Head, tokens: TokenDataset) -> float:
+def _random_beta_max(head: Head, tokens: Tokens) -> float:
     """Return the polar of a part at Gaussian residuals of mean zero, one output, ``sqrt(N)`` long, on the average."""
     if isinstance(head, (Feature, Kernel)) and head.decay != "nuclear":
         return 1.0  # their features have a mean squared norm of one, which is that value
-    operator, penalty = head.program(tokens, Layout(tokens.n_tokens, tokens.width, 1))
+    operator, penalty = head.program_on(tokens, Layout(tokens.n_tokens, tokens.width, 1))
     draw = torch.randn((PROBES, tokens.n_samples, 1), generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     draw -= draw.mean(1, keepdim=True)
-    found = [penalty.critical_beta(operator.dual_matrix(V.to(tokens.X)), lambda: 1.0).value for V in draw]
+    found = [penalty.critical_beta(operator.dual_matrix(V.to(operator.like)), lambda: 1.0).value for V in draw]
     size = sum(found) / len(found) / math.sqrt(tokens.n_samples)
     return size if math.isfinite(size) and size > 0 else 1.0
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from convexformer.data import TokenDataset
+from convexformer.data.stores import Tokens, TokenStream
 from convexformer.features import RandomFeatures, TokenFeature
 from convexformer.features.random_features import n_random_features
 from convexformer.gauges import FrobeniusNorm, NuclearNorm, Penalty, RepresenterNorm, RepresenterRidge, Ridge
@@ -81,6 +82,7 @@ class Feature(_OnFeature):
     decay: str = "ridge"
 
     name = "feature"
+    streams = True
 
     def __post_init__(self) -> None:
         _check_feature(self.feature)
@@ -90,7 +92,7 @@ class Feature(_OnFeature):
         """Return the map, with what it learnt, and the penalty."""
         return {"feature": self.feature, "decay": self.decay}
 
-    def fitted(self, tokens: TokenDataset) -> Feature:
+    def fitted(self, tokens: Tokens) -> Feature:
         """Fit the map."""
         return replace(self, feature=self.feature.fitted(tokens))
 
@@ -189,12 +191,15 @@ class Kernel(_OnFeature):
             own["kernel"] = getattr(self.kernel, "__qualname__", type(self.kernel).__name__)
         return own
 
-    def fitted(self, tokens: TokenDataset) -> Head:
-        """Fit the map, and keep the training features; or become random features where ``K`` is too large."""
+    def fitted(self, tokens: Tokens) -> Head:
+        """Fit the map, and keep the training features; or become random features where ``K`` or they are too large."""
         if self.state is not None:
             return self
-        N, size = tokens.n_samples, tokens.X.element_size()
-        if N * N * size > self.memory and isinstance(self.kernel, str):
+        N, size = tokens.n_samples, tokens.dtype.itemsize
+        large = N * N * size > self.memory
+        if isinstance(tokens, TokenStream) and not large:  # tokens in memory say that their features may be, too
+            large = N * self.feature.fitted(tokens).n_outputs * size > self.memory
+        if large and isinstance(self.kernel, str):
             many = n_random_features(N, self.memory, size)
             linear = self.kernel == "linear"
             feature = self.feature if linear else RandomFeatures(self.feature, self.width, many)
@@ -214,7 +219,11 @@ class Kernel(_OnFeature):
 
     def program(self, tokens: TokenDataset, layout: Layout) -> Program:
         """Return kernel and penalty; a penalty only on the training tokens themselves."""
-        operator = self.operator(tokens, layout)
+        return self.program_on(tokens, layout)
+
+    def program_on(self, tokens: Tokens, layout: Layout) -> Program:
+        """The same on tokens in memory or on disk: features, which the head keeps, are in memory."""
+        operator = self._kernel(self._fitted_feature().normalised(tokens), layout)
         ridge = RepresenterRidge(operator.apply, operator.weight_shape[0])
         return Program(operator, ridge if self.decay == "ridge" else RepresenterNorm(operator.apply))
 
@@ -224,7 +233,10 @@ class Kernel(_OnFeature):
 
     def operator(self, tokens: TokenDataset, layout: Layout) -> KernelOperator:
         """``K`` of these samples and the training samples."""
-        state, phi = self._state(), self._fitted_feature().normalised(tokens)
+        return self._kernel(self._fitted_feature().normalised(tokens), layout)
+
+    def _kernel(self, phi: Tensor, layout: Layout) -> KernelOperator:
+        state = self._state()
         centers = state["centers"].to(phi)
         same = phi.data_ptr() == centers.data_ptr()
         trains = phi.shape == centers.shape and (same or bool(torch.allclose(phi, centers, 1e-4, 1e-6)))

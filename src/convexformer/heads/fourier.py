@@ -49,6 +49,7 @@ class FourierHead(Head):
     seed: int
 
     per_token = True
+    streams = True
     positional = True
     masks = False
 

@@ -26,6 +26,7 @@ class Linear(Head):
     """
 
     name = "linear"
+    streams = True
     per_token = False
     positional = False
 

@@ -44,6 +44,7 @@ class MatrixHead(Head):
     seed: int
 
     per_token = True
+    streams = True
     network_type: type[MatrixNetwork]
 
     def __post_init__(self) -> None:

@@ -48,6 +48,7 @@ class TokenMLP(Head):
     seed: int
 
     per_token = True
+    streams = True
 
     @property
     def combines(self) -> bool:

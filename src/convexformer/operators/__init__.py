@@ -16,6 +16,7 @@ from convexformer.operators.neurons import NeuronOperator, Neurons
 from convexformer.operators.positions import PositionOperator
 from convexformer.operators.relu import CellOperator, HiddenLayer, ReLUDual, ReLUOperator
 from convexformer.operators.selfattention import SelfAttentionOperator
+from convexformer.operators.streamed import StreamedBilinear, StreamedOperator
 
 __all__ = [
     "BilinearOperator",
@@ -43,6 +44,8 @@ __all__ = [
     "SelfAttentionOperator",
     "Separable",
     "StackedDual",
+    "StreamedBilinear",
+    "StreamedOperator",
     "SumOperator",
     "TokenFeatures",
     "budget_on",

@@ -84,6 +84,17 @@ class Operator(ABC):
         """
         return None
 
+    def statistics(self) -> tuple[Tensor, ...] | None:
+        """Return the tensors ``(R, ...)`` that this operator keeps of its samples, one row of outputs a row; None if not so.
+
+        Operators of several batches whose statistics are put together, by :meth:`of_statistics`, make the operator of all.
+        """
+        return None
+
+    def of_statistics(self, parts: tuple[Tensor, ...]) -> Operator:
+        """Return the same map on the samples of these :meth:`statistics`."""
+        raise TypeError(f"a {type(self).__name__} has no statistics.")
+
     def blocks(self) -> Sequence[Operator]:
         """Return the operators whose outputs add up to this one's; itself alone where it is no sum."""
         return (self,)

@@ -55,6 +55,20 @@ class SumOperator(Operator):
         """Put the adjoints side by side."""
         return torch.cat([part.adjoint(V).flatten() for part in self.parts])
 
+    def statistics(self) -> tuple[Tensor, ...] | None:
+        """Those of all parts, one after the other."""
+        found = [part.statistics() for part in self.parts]
+        return None if any(own is None for own in found) else tuple(x for own in found if own is not None for x in own)
+
+    def of_statistics(self, parts: tuple[Tensor, ...]) -> SumOperator:
+        """Give each part its own."""
+        left, made = list(parts), []
+        for part in self.parts:
+            count = len(part.statistics() or ())
+            made.append(part.of_statistics(tuple(left[:count])))
+            left = left[count:]
+        return SumOperator(made)
+
     def dual_matrix(self, V: Tensor, rows: Rows = LOCAL) -> DualMatrix:
         """Put the dual matrices side by side; a tensor where all are."""
         found: list[Tensor | RepresenterDual] = []

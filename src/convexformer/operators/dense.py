@@ -54,6 +54,14 @@ class DenseOperator(Operator):
         """``Phi^T V``: O(R p c)."""
         return times(self.features.T, V).reshape(self.weight_shape)
 
+    def statistics(self) -> tuple[Tensor, ...]:
+        """The features."""
+        return (self.features,)
+
+    def of_statistics(self, parts: tuple[Tensor, ...]) -> DenseOperator:
+        """The same weights on other features."""
+        return DenseOperator(parts[0], self.axes, self.n_outputs, self.columns)
+
     def row_gram(self) -> Tensor:
         """``Phi Phi^T``."""
         return gram_of(self.features)

@@ -48,6 +48,15 @@ class GatedOperator(Operator):
         masked = (self.gates[:, :, None] * V[:, None, :]).reshape(R, g * c)
         return times(self.features.T, masked).reshape(p, g, c).transpose(0, 1).reshape(self.weight_shape)
 
+    def statistics(self) -> tuple[Tensor, ...]:
+        """Features and gates."""
+        return self.features, self.gates
+
+    def of_statistics(self, parts: tuple[Tensor, ...]) -> GatedOperator:
+        """The same weights on other features."""
+        features, gates = parts
+        return GatedOperator(features, gates, self.axes, self.weight_shape[-1])
+
     def moments(self, w: Tensor, rows: Rows = LOCAL, *, centred: bool = False) -> Moments | None:
         """Those of the features where every gate is open, half of them: gates share their axes."""
         d, c = self.axes[-1], self.weight_shape[-1]

@@ -127,6 +127,17 @@ class SelfAttentionOperator(BilinearOperator):
             source = (X.to(device=device), None if lengths is None else lengths.to(device=device))
         return SelfAttentionOperator(L, G, self.c, keep, source)
 
+    def statistics(self) -> tuple[Tensor, ...] | None:
+        """The mean token and the Gram matrix of each sample, where the output is pooled."""
+        if self.r != 1 or self.keep is not None or not (isinstance(self.L, Tensor) and isinstance(self.G, Tensor)):
+            return None
+        return self.L, self.G
+
+    def of_statistics(self, parts: tuple[Tensor, ...]) -> SelfAttentionOperator:
+        """The same weights on other samples."""
+        L, G = parts
+        return SelfAttentionOperator(L, G, self.c)
+
     # ------------------------------------------------------------------ factors
 
     def apply_factors(self, Z: LowRank) -> Tensor:
