@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from joblib import Parallel, delayed, effective_n_jobs
+from joblib import delayed, effective_n_jobs
 from sklearn.base import clone, is_classifier
 from sklearn.model_selection import check_cv
 from sklearn.utils.validation import check_is_fitted
@@ -22,7 +22,14 @@ from convexformer.data import TokenDataset
 from convexformer.data.stores import Tokens
 from convexformer.estimators.base import TokenEstimator, named_options
 from convexformer.estimators.classifier import TokenClassifier
-from convexformer.estimators.folds import FoldOptions, Share, carried_forward, score_path, uninterrupted
+from convexformer.estimators.folds import (
+    CountedParallel,
+    FoldOptions,
+    Share,
+    carried_forward,
+    score_path,
+    uninterrupted,
+)
 from convexformer.estimators.leaderboard import Entry, Leaderboard
 from convexformer.estimators.portfolio import AutoGrid, auto_path, one_thread, shared_path
 from convexformer.estimators.race import RACERS, widen
@@ -31,7 +38,7 @@ from convexformer.heads.base import Head
 from convexformer.heads.combined import Sum
 from convexformer.jit import interpreted
 from convexformer.path import beta_ratios, total_clock, walk
-from convexformer.progress import StepBar, step_bar
+from convexformer.progress import step_bar
 from convexformer.registry import GridEndWarning, one_of, warn
 from convexformer.solvers import SOLVERS
 from convexformer.solvers.block_newton import BlockNewton, BlockNewtonOptions
@@ -241,7 +248,7 @@ class CrossValidated(TokenEstimator):
             shown as bar,
             limited_threads(max(1, torch.get_num_threads() // workers)) if workers > 1 else nullcontext(),
         ):
-            rows = _CountedParallel(bar, n_jobs=self.n_jobs)(jobs)
+            rows = CountedParallel(bar, n_jobs=self.n_jobs)(jobs)
         scores, gaps = zip(*rows, strict=True)
         return np.array(scores), np.array(gaps)
 
@@ -397,17 +404,3 @@ class TokenRegressorCV(CrossValidated, TokenRegressor):
         """Choose beta by cross-validation, then fit all samples with it; ``groups`` is for the splitter."""
         self._choose_and_fit(X, y, sample_weight, mask, groups)
         return self
-
-
-class _CountedParallel(Parallel):
-    """joblib's ``Parallel``, on any backend, that shows finished folds on a bar."""
-
-    def __init__(self, bar: StepBar | None, **options: Any) -> None:
-        super().__init__(**options)
-        self._step_bar, self._shown = bar, 0
-
-    def print_progress(self) -> None:
-        """Called by joblib whenever tasks are done."""
-        if self._step_bar is not None:
-            self._step_bar.advance(self.n_completed_tasks - self._shown)
-            self._shown = self.n_completed_tasks
