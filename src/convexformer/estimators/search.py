@@ -54,22 +54,14 @@ class CrossValidated(TokenEstimator):
     """Base of the estimators that choose beta by cross-validation; it must come first among their bases.
 
     Each fold standardises on its own training part, walks a warm-started path of ``n_betas`` from its ``beta_max`` down to
-    ``beta_min_ratio`` of it, and scores every solution on the part left out. ``selection="best"`` takes the ratio with the
-    best mean score (the largest one on ties), ``"1se"`` the largest ratio, the sparsest head, whose mean score is within one
-    standard error of the best. It is then fitted to all samples, to ``tolerance``. Sample weights count in the fit, and in
-    the score where the scorer takes them.
+    ``beta_min_ratio`` of it, and scores every solution on the part left out. The ratio selected is then fitted to all
+    samples, to ``tolerance``. Sample weights count in the fit, and in the score where the scorer takes them.
 
-    What selection cannot see is not computed. Solutions of the folds have a relative gap of ``fold_tolerance`` (or
-    ``tolerance``, if that is larger), and a fold ends its path once its score has risen and ``patience`` betas in a row have
-    brought no visibly better one, by 1% of the rise (None: never). Its further scores are NaN in ``cv_results_``, and count
-    in the mean as its last one; the mean is NaN where no fold has got. A selection at the small end of the grid warns
-    (``GridEndWarning``).
+    What selection cannot see is not computed (``fold_tolerance``, ``patience``). Further scores of a fold that has ended are
+    NaN in ``cv_results_``, and count in the mean as its last one; the mean is NaN where no fold has got. A selection at the
+    small end of the grid warns (``GridEndWarning``).
 
-    ``max_iter`` and ``max_time`` apply to each beta of each path, ``total_time`` to the whole of ``fit``: each fold has its
-    share of what is left, and ends its path when that is up; the best of what has been scored is fitted in the rest of the
-    time. There is no ``warm_start``, since every path is warm-started anyway. Folds run in parallel on joblib's current
-    backend (``n_jobs``, ``joblib.parallel_config``), Dask's or Ray's too; ``verbose`` shows their progress. Ctrl-C ends the
-    whole search and keeps nothing.
+    There is no ``warm_start``, since every path is warm-started anyway. Ctrl-C ends the whole search and keeps nothing.
 
     ``head="auto"`` is one convex program over maps of the tokens (:func:`convexformer.heads.portfolio`). It has its own
     grid, ``beta_ratio`` from 0.2 to 8e-4 and on while scores rise (``n_betas`` and ``beta_min_ratio`` do not matter), and is
@@ -91,17 +83,19 @@ class CrossValidated(TokenEstimator):
     scoring : str or callable, optional
         Chooses beta; the estimator's own ``score`` by default.
     selection : {"best", "1se"}
-        The best mean score, or the largest beta within one standard error of it.
+        The ratio with the best mean score (the largest on ties), or the largest, the sparsest head, within one standard
+        error of it.
     n_jobs : int, optional
-        Folds at a time.
+        Folds at a time, on joblib's current backend (``joblib.parallel_config``), Dask's or Ray's too.
     max_iter, max_time : int, float, optional
         Limits of each beta of each fold, and of the last fit.
     fold_tolerance : float
-        The relative gap to which folds are solved; only the last fit is certified to ``tolerance``.
+        The relative gap to which folds are solved, ``tolerance`` if that is larger; the last fit is certified to the latter.
     patience : int, optional
-        A fold ends its path after so many betas without a visibly better score; None walks all of it.
+        Once its score has risen, a fold ends its path after so many betas without one better by 1% of the rise.
     total_time : float, optional
-        Seconds of the whole search; each fold has its share.
+        Seconds of the whole of ``fit``. Each fold has its share of what is left, and ends its path when that is up; the
+        best of what has been scored is fitted in the rest.
     validation : {"auto", "folds", "shared"}
         How ``head="auto"`` is cross-validated: each fold by itself, or coefficients only, given the maps' weights.
     portfolio : {"default", "wide"}
