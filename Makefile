@@ -7,6 +7,8 @@ PEERS := .venv-peers
 WHEEL := .venv-wheel
 QUICK_TESTS := tests/test_quick.py
 TEST_FLAGS ?= -n 2 -q
+# a test process a core: threads of BLAS would get in each other's way
+PYTEST := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest
 
 .PHONY: help demo docs notebooks test test-slow test-gpu wheel wheel-test python-versions bench bench-quick bench-real lint types format clean
 
@@ -55,10 +57,10 @@ notebooks: $(VENV)/.dev
 	$(BIN)/python docs/make_head_pictures.py
 
 test: lint types docs
-	$(BIN)/python -m pytest $(TEST_FLAGS)
+	$(PYTEST) $(TEST_FLAGS)
 
 test-slow: $(VENV)/.dev
-	$(BIN)/python -m pytest $(TEST_FLAGS) -m "not gpu"
+	$(PYTEST) $(TEST_FLAGS) -m "not gpu"
 
 test-gpu:
 	PYTHONPATH=src $(PYTHON) -m pytest -q -m gpu $$(grep -l "mark.gpu" tests/*.py)
