@@ -253,3 +253,15 @@ def test_beta_max_is_the_same_before_and_after_compilation():
         before = cf.Problem("attention", X, y, beta_ratio=0.1, intercept=True).beta_max
     cf.solve(cf.Problem("attention", X, y, beta_ratio=0.1, intercept=True))
     assert cf.Problem("attention", X, y, beta_ratio=0.1, intercept=True).beta_max == before
+
+
+def test_loops_compile_where_no_cache_can_be_kept(monkeypatch):
+    """A read-only installation and a user without a home: numba then refuses to cache when a function is decorated."""
+    caching = pytest.importorskip("numba.core.caching")
+    monkeypatch.setattr(caching.CacheImpl, "_locator_classes", [])
+
+    @jit.njit(cache=True)
+    def twice(x):
+        return 2 * x
+
+    assert twice(3) == 6

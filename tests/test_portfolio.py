@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+from dataclasses import replace
 
 import cvxpy as cp
 import numpy as np
@@ -14,14 +15,14 @@ from sklearn.model_selection import GroupKFold
 
 import convexformer as cf
 from convexformer.data import TokenDataset
-from convexformer.estimators import race, search
+from convexformer.estimators import portfolio, race, search
 from convexformer.estimators.held_out import HeldOut
 from convexformer.features import base
 from convexformer.features.random_features import n_random_features
 from convexformer.gauges import FrobeniusNorm, Ridge, ScaledPenalty
 from convexformer.solvers.block_newton.blocks import Blocks
 from convexformer.testing import check_head, check_penalty
-from convexformer.weights import Representer
+from convexformer.weights import Representer, Weights
 
 F, H = cf.features, cf.heads
 
@@ -438,3 +439,64 @@ def test_weights_of_kernel_heads_are_coefficients_of_samples(name, data, tmp_pat
     back = cf.load(cf.save(solution, tmp_path / "solution"))
     assert isinstance(back.weights.form, Representer)
     torch.testing.assert_close(back.weights.form.alpha, form.alpha)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("validation", ["shared", "folds"])
+@pytest.mark.parametrize("constant", ["targets", "tokens"])
+def test_the_search_on_constant_data_is_a_constant(validation, constant, data):
+    X, y, _ = data
+    X, y = (X, np.ones(36)) if constant == "targets" else (np.ones_like(X), y.astype(float))
+    model = cf.TokenRegressorCV("auto", cv=3, validation=validation).fit(X, y)
+    np.testing.assert_allclose(model.predict(X), y.mean())
+    assert model.certificate_.gap <= 1e-9
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("validation", ["shared", "folds"])
+def test_weights_that_a_stalled_solve_leaves_in_float64_are_scored(validation, data, monkeypatch):
+    X, y, _ = data
+    walked = portfolio.walk
+
+    def in_float64(*args, **options):
+        for solution in walked(*args, **options):
+            yield replace(solution, weights=solution.weights.to(dtype=torch.float64))
+
+    monkeypatch.setattr(portfolio, "walk", in_float64)
+    model = cf.TokenClassifierCV("auto", cv=3, validation=validation).fit(X, y)
+    assert model.certificate_.meets(1e-3)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_score_that_is_undefined_is_named(data):
+    """R^2 of one sample; NaN means a beta that a fold has not come to, so it would be read as too little time."""
+    X, y, _ = data
+    for head in ("auto", "linear"):
+        with pytest.raises(ValueError, match="neg_mean_squared_error"):
+            cf.TokenRegressorCV(head, cv=8).fit(X[:8], y[:8].astype(float))
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_a_kernel_that_is_none_is_refused(dtype, data):
+    """Its program is not convex: a certificate would call zero optimal where other weights are far better."""
+    X, y, _ = data
+    for kernel, word in ((lambda U, V: torch.tanh(U @ V.T), "semidefinite"), (lambda U, V: U @ V.T.roll(1, 1), "not")):
+        with pytest.raises(ValueError, match=word):
+            cf.Problem(H.Kernel(F.MeanPooling(), kernel, decay="frobenius"), X, y, beta_ratio=0.1, dtype=dtype)
+    distance = H.Kernel(F.MeanPooling(), lambda U, V: -torch.cdist(U, V), decay="frobenius")  # it is one when centred
+    assert cf.solve(cf.Problem(distance, X, y, beta_ratio=0.1, dtype=dtype), tolerance=1e-3).certificate.meets(1e-3)
+
+
+@pytest.mark.parametrize("decay", ["ridge", "frobenius"])
+def test_rounding_of_a_singular_kernel_is_no_way_below_the_optimum(decay, data):
+    """``alpha^T K alpha`` may be below zero there, at coefficients as large as one over rounding."""
+    X, _, _ = data
+    Y = np.random.default_rng(0).normal(size=(36, 1))
+    problem = cf.Problem(H.Kernel(F.MeanPooling(), decay=decay), X, Y, beta_ratio=0.1)
+    solution = cf.solve(problem, tolerance=1e-4)
+    K = problem.operator.K
+    values, vectors = torch.linalg.eigh(K)
+    best = solution.weights.dense()
+    for value, v in zip(values[:20], vectors.T[:20, :, None], strict=True):
+        wanted = float((v * (torch.from_numpy(Y) - K @ best)).sum()) / float(value)
+        assert cf.certify(Weights(best + wanted * v), problem).primal >= solution.certificate.dual

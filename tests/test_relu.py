@@ -18,7 +18,8 @@ from convexformer.arrangements import (
     split_in_cone,
 )
 from convexformer.arrangements.cones import _active_set
-from convexformer.gauges import ConeNuclearNorm, PolarKind
+from convexformer.gauges import ConeNuclearNorm, PolarKind, ReLUNorm
+from convexformer.gauges.cone_polar import ConeProblem
 from convexformer.gauges.planar_polar import planar_maxima
 from convexformer.operators.relu import CellOperator
 from convexformer.solvers.column_generation.descent import descend, value_of
@@ -164,6 +165,24 @@ def test_kinds_of_the_polar_of_a_cone_are_right():
             assert polars[method].value >= max(brute, polars["power"].value) * (1 - 1e-12)
         assert polars["branch"].value <= polars["power"].value * (1 + 1e-6)  # here the local search is global
         assert polars["sdp"].value <= polars["sigma"].value * (1 + 1e-12)
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("seed", [3, 9, 5])
+def test_channels_of_very_different_scales_have_a_polar(seed):
+    """CVXPY's solver fails on such cones, or warns: the bound is then that of ``sigma_max``."""
+    rng = np.random.default_rng(seed)
+    K = random_cone(rng, 4, 4) * 10.0 ** rng.uniform(-8, 8, 4)
+    polar = ConeNuclearNorm(torch.from_numpy(K), "sdp").polar(torch.from_numpy(K.T @ rng.standard_normal((4, 5))))
+    assert polar.kind is PolarKind.UPPER
+    assert math.isfinite(polar.value)
+
+
+def test_a_bound_of_rivals_covers_the_cells_that_are_none():
+    """Cells within the tolerance above the best neuron are not looked at, so the bound is no smaller than that."""
+    gauge = ReLUNorm([Arrangement(np.eye(3))])
+    small = ConeProblem(np.eye(3), 1e-3 * np.ones((3, 5)))
+    assert gauge._rival_bound([small], 1.0) >= 1 + gauge.options.tolerance
 
 
 def test_one_column_is_exact_and_dual_to_its_value():

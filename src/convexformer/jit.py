@@ -12,13 +12,8 @@ from contextlib import contextmanager
 from typing import Any
 
 try:
-    from numba import njit
+    import numba
 except ImportError:  # pragma: no cover  (callers ask ``available`` first)
-
-    def njit(*args: Any, **options: Any) -> Any:  # type: ignore[no-redef]
-        """Return the function itself."""
-        return args[0] if args else lambda function: function
-
     available = False
 else:
     available = True
@@ -33,6 +28,25 @@ POLL = 0.02  # seconds between two looks at the clock
 _threads: dict[str, threading.Thread] = {}
 _ready: set[str] = set()
 _local = threading.local()
+
+
+def njit(**options: Any) -> Callable[[Any], Any]:
+    """``numba.njit``, or nothing where numba is missing.
+
+    Without a cache where there is no folder to keep one in: a read-only installation whose user has no home.
+    """
+
+    def compiled(function: Any) -> Any:
+        if not available:  # pragma: no cover
+            return function
+        try:
+            return numba.njit(**options)(function)
+        except RuntimeError as error:
+            if "cannot cache" not in str(error):
+                raise
+            return numba.njit(**{**options, "cache": False})(function)
+
+    return compiled
 
 
 def ready(name: str) -> bool:

@@ -158,7 +158,7 @@ class Representer:
 
     def norm(self, K: Tensor) -> Tensor:
         """``|Z| = sqrt(tr(alpha^T K alpha))`` with the kernel ``K: (N, N)`` of the training samples."""
-        return (self.alpha * (K.to(self.alpha) @ self.alpha)).sum().clamp_min(0).sqrt()
+        return (self.alpha * (K.to(self.alpha) @ self.alpha)).sum().abs().sqrt()
 
     def dense(self) -> Tensor:
         """Return the coefficients."""

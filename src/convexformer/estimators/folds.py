@@ -122,10 +122,16 @@ def uninterrupted(solutions: Iterator[Solution]) -> Iterator[Solution]:
 
 
 def one_number(score: Any) -> float:
-    """Return a score as a number; several are refused."""
+    """Return a score as a number; several are refused, and so is NaN."""
     if isinstance(score, dict):
         raise ValueError(f"scoring returned {len(score)} scores ({', '.join(map(str, score))}); beta is chosen by one.")
-    return float(score)
+    number = float(score)
+    if math.isnan(number):
+        raise ValueError(
+            "scoring returned NaN for the part that a fold leaves out, as R^2 of a single sample does; beta is chosen by "
+            "scores. Use fewer folds, or a score that is defined there, such as scoring='neg_mean_squared_error'."
+        )
+    return number
 
 
 def takes_weight(scorer: Any, scoring: Any) -> bool:

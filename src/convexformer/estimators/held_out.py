@@ -42,6 +42,7 @@ class HeldOut:
 
     def outputs(self, objective: Objective, weights: Weights) -> Iterator[Tensor]:
         """Yield the outputs ``(n_test, c)`` of each fold, for the program whose optimum is ``weights``."""
+        weights = weights.to(dtype=objective.like.dtype)  # a solve that stalls in float32 ends in float64
         blocks, Z, beta = Blocks(objective), weights.Z, objective.beta
         assert isinstance(Z, Tensor)
         at = objective.evaluate(objective.apply(Z), start=weights.intercept)

@@ -178,7 +178,8 @@ def _says(estimator: TokenEstimator, outputs: Tensor) -> None:
 
 
 def _outputs(solution: Solution, operator: Operator) -> Tensor:
-    found = apply_weights(operator, solution.weights.Z)
-    if solution.weights.intercept is not None:
-        found = found + solution.weights.intercept.to(found)
+    weights = solution.weights.to(dtype=operator.like.dtype)  # a solve that stalls in float32 ends in float64
+    found = apply_weights(operator, weights.Z)
+    if weights.intercept is not None:
+        found = found + weights.intercept
     return found.squeeze(-1) if solution.layout.squeeze else found

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import warnings
 from collections.abc import Sequence
 from importlib.util import find_spec
 from typing import NamedTuple
@@ -128,21 +129,31 @@ def sdp_bound(problem: ConeProblem) -> float:
     """``sqrt(max tr(M M^T U))`` over ``U >= 0`` (PSD), ``tr U <= 1``, ``K U K^T >= 0`` entrywise, from CVXPY's multipliers.
 
     For any symmetric ``L >= 0`` the value ``lambda_max(M M^T + K^T L K)`` bounds the maximum: it is taken at the solver's
-    multipliers, so that its accuracy does not matter.
+    multipliers, so that its accuracy does not matter. Where the solver fails it is ``sigma_max(M)``.
     """
     import cvxpy as cp
 
-    K, Q = problem.K, problem.M @ problem.M.T
+    plain = float(np.linalg.norm(problem.M, 2))
+    sizes = np.linalg.norm(problem.K, axis=1)
+    K = problem.K[sizes > 0] / sizes[sizes > 0, None]  # the same cone; rows of one scale, or the solver fails
+    if plain == 0.0 or len(K) == 0:
+        return plain
+    M = problem.M / plain
+    Q = M @ M.T
     U = cp.Variable(Q.shape, PSD=True)
     cone = K @ U @ K.T >= 0
-    scale = max(float(np.trace(Q)), np.finfo(float).tiny)
-    cp.Problem(cp.Maximize(cp.trace(Q / scale @ U)), [cone, cp.trace(U) <= 1]).solve(solver=cp.CLARABEL)
-    plain = float(np.linalg.norm(problem.M, 2))
-    if cone.dual_value is None:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # that a solution may be inaccurate: see above
+            cp.Problem(cp.Maximize(cp.trace(Q @ U)), [cone, cp.trace(U) <= 1]).solve(solver=cp.CLARABEL)
+    except cp.SolverError:
         return plain
-    L = scale * np.maximum(0.5 * (cone.dual_value + cone.dual_value.T), 0)
-    top = float(np.linalg.eigvalsh(Q + K.T @ L @ K)[-1])
-    return min(plain, float(np.sqrt(max(0.0, top))))
+    if cone.dual_value is None or not np.isfinite(cone.dual_value).all():
+        return plain
+    L = np.maximum(0.5 * (cone.dual_value + cone.dual_value.T), 0)
+    values = np.linalg.eigvalsh(Q + K.T @ L @ K)
+    top = float(values[-1] + 1e-14 * np.abs(values).max())  # rounding: multipliers of a degenerate cone may be large
+    return plain * min(1.0, float(np.sqrt(max(0.0, top))))
 
 
 def has_sdp() -> bool:

@@ -163,7 +163,7 @@ class ReLUNorm(Gauge):
         tops = [float(np.linalg.norm(problem.M, 2)) for problem in rivals]
         if has_sdp() and len(rivals) <= options.sdp_cells and max(rivals[0].K.shape) <= options.sdp_rows:
             tops = [sdp_bound(problem) for problem in rivals]
-        return max(lower, *tops)
+        return max(lower * (1 + options.tolerance), *tops)  # cells that are no rivals may be as large as that
 
     # ------------------------------------------------------------------ the polar from below
 

@@ -25,7 +25,7 @@ def _squared_norm(product: Product, Z: WeightsLike) -> Tensor:
     alpha = as_tensor(Z)
     if not alpha.is_cuda and not bool(alpha.any()):  # a block that is not used costs nothing
         return alpha.new_zeros(())
-    return (alpha * product(alpha)).sum().clamp_min(0)
+    return (alpha * product(alpha)).sum().abs()  # below zero by rounding alone: its size counts
 
 
 def _norm(M: DualMatrix) -> float:

@@ -22,6 +22,7 @@ from convexformer.operators.dense import gram_of
 from convexformer.registry import one_of
 from convexformer.weights import Weights
 
+ROUNDING = 1e-9  # what a user's kernel may be wrong by, or a hundred units of its precision if that is more
 MEMORY = 1 << 30  # bytes of one kernel matrix beyond which a Gaussian kernel becomes random features: 11,585 samples
 AUTO_WIDTH = 2.0  # the mean squared distance of normalised training features
 
@@ -133,10 +134,10 @@ class Kernel(_OnFeature):
     ``min_alpha sum_i L((K alpha)_i, y_i) + beta/2 tr(alpha^T K alpha)``, or ``beta sqrt(tr(alpha^T K alpha))`` for
     ``decay="frobenius"``. ``K`` is centred in feature space and scaled to a mean diagonal of one. ``kernel``: ``"linear"``,
     ``"gaussian"`` (``exp(-|u - v|^2 / width)``, ``width`` being ``scale`` times the mean squared distance of training
-    samples, once for ``"auto"``), or ``kernel(U, V) -> (n, m)`` of normalised features. Weights: ``alpha: (N, c)``. The head
-    of a solution keeps the training features, ``N p`` numbers. Where ``K`` would take more than ``memory`` bytes, the
-    head becomes :class:`Feature`: a Gaussian kernel through :class:`~convexformer.features.RandomFeatures`, which
-    ``solution.head`` says.
+    samples, once for ``"auto"``), or ``kernel(U, V) -> (n, m)`` of normalised features, positive semidefinite. Weights:
+    ``alpha: (N, c)``. The head of a solution keeps the training features, ``N p`` numbers. Where ``K`` would take more
+    than ``memory`` bytes, the head becomes :class:`Feature`: a Gaussian kernel through
+    :class:`~convexformer.features.RandomFeatures`, which ``solution.head`` says.
 
     Parameters
     ----------
@@ -215,6 +216,8 @@ class Kernel(_OnFeature):
             "total_mean": total,
             "unit": torch.where(diagonal > 0, 1 / diagonal, torch.ones_like(diagonal)),
         }
+        if callable(self.kernel):
+            check_kernel(centred(raw, column, total))
         return replace(self, feature=feature, state=state)
 
     def program(self, tokens: TokenDataset, layout: Layout) -> Program:
@@ -281,6 +284,25 @@ class Kernel(_OnFeature):
     def __repr__(self) -> str:
         kind = self.kernel if isinstance(self.kernel, str) else getattr(self.kernel, "__name__", "callable")
         return f"Kernel({self.feature!r}, kernel={kind!r}, scale={self.scale!r}, decay={self.decay!r})"
+
+
+def check_kernel(K: Tensor) -> None:
+    """Raise unless a user's kernel, centred, is one: symmetric and positive semidefinite, both up to rounding.
+
+    The program of any other is not convex, and its certificate would be wrong.
+    """
+    tolerance = max(ROUNDING, 100 * torch.finfo(K.dtype).eps)
+    K = K.double()
+    skew, size = float((K - K.T).abs().max()), float(K.abs().max())
+    shifted = 0.5 * (K + K.T)
+    shifted.diagonal().add_(max(tolerance * float(K.diagonal().abs().sum()), torch.finfo(torch.float64).tiny))
+    indefinite = int(torch.linalg.cholesky_ex(shifted)[1]) != 0
+    if indefinite or skew > tolerance * size:
+        what = "positive semidefinite" if indefinite else f"symmetric (K and its transpose differ by {skew:.3g})"
+        raise ValueError(
+            f"kernel(U, V) is not {what} on the training samples, so its program is not convex, and nothing could be "
+            "certified. Pass a positive semidefinite kernel: (1 + u^T v)^2 or exp(-|u - v|) are, tanh(u^T v) is not."
+        )
 
 
 HEADS.register("feature", Feature)

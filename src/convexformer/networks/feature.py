@@ -124,7 +124,7 @@ class KernelNetwork(_OnFeatures):
     def decay(self) -> Tensor:
         """Return the penalty of the function; ``N x N`` kernel values are computed."""
         K = self._kernel(self.centers.to(self.alpha.dtype))
-        squared = (self.alpha * kernel_product(K, self.alpha)).sum().clamp_min(0)
+        squared = (self.alpha * kernel_product(K, self.alpha)).sum().abs()
         return 0.5 * squared if self.decay_kind == "ridge" else squared.sqrt()
 
     def lift(self) -> Weights:

@@ -142,6 +142,8 @@ class _Run:
             return Ridge(-V, self._b(at), at.outputs), torch.zeros(len(polars), dtype=torch.float64), [goal]
         top = float(polars[~self.ridge].max())
         point = Ridge(-V, self._b(at), at.outputs)
+        if top == 0.0:  # no norm sees a gradient (constant targets or tokens): their blocks stay zero
+            return point, torch.zeros(len(polars), dtype=torch.float64), [goal]
         if beta * norms.sum() > options.nothing * abs(float(at.value)):  # the solution of a beta near top
             eta = torch.from_numpy(np.where(self.ridge, 0.0, norms / np.maximum(polars, 1e-300)))
             stages = self._stages(top, goal)[1:] or [goal]
