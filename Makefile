@@ -7,12 +7,16 @@ PEERS := .venv-peers
 WHEEL := .venv-wheel
 QUICK_TESTS := tests/test_quick.py
 TEST_FLAGS ?= -n 2 -q
+# a test process a core: threads of BLAS would get in each other's way
+PYTEST := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest
 
-.PHONY: help demo test test-slow test-gpu wheel wheel-test python-versions bench bench-quick bench-real lint types format clean
+.PHONY: help demo docs notebooks test test-slow test-gpu wheel wheel-test python-versions bench bench-quick bench-real lint types format clean
 
 help:
 	@echo "make demo       fit certified heads on digits, print a leaderboard, write figures to demo_output/"
-	@echo "make test       lint, types, import order and the test suite (what CI runs)"
+	@echo "make test       lint, types, import order, the documentation and the test suite (what CI runs)"
+	@echo "make docs       build the documentation, strictly, into site/"
+	@echo "make notebooks  run the notebooks of the gallery and draw the heads, for the documentation"
 	@echo "make test-slow  the slow tests as well"
 	@echo "make test-gpu   the tests that need a CUDA device, in the current Python, nothing installed"
 	@echo "make wheel-test build sdist and wheel, install the wheel afresh, run the quick tests of the sdist on it"
@@ -45,11 +49,18 @@ lint: $(VENV)/.dev
 types: $(VENV)/.dev
 	$(BIN)/mypy
 
-test: lint types
-	$(BIN)/python -m pytest $(TEST_FLAGS)
+docs: $(VENV)/.dev
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
+notebooks: $(VENV)/.dev
+	$(BIN)/python docs/run_notebooks.py
+	$(BIN)/python docs/make_head_pictures.py
+
+test: lint types docs
+	$(PYTEST) $(TEST_FLAGS)
 
 test-slow: $(VENV)/.dev
-	$(BIN)/python -m pytest $(TEST_FLAGS) -m "not gpu"
+	$(PYTEST) $(TEST_FLAGS) -m "not gpu"
 
 test-gpu:
 	PYTHONPATH=src $(PYTHON) -m pytest -q -m gpu $$(grep -l "mark.gpu" tests/*.py)
@@ -103,4 +114,4 @@ format: $(VENV)/.dev
 	$(BIN)/ruff format .
 
 clean:
-	rm -rf $(VENV) $(PEERS) $(WHEEL)* dist .pytest_cache .mypy_cache .ruff_cache demo_output
+	rm -rf $(VENV) $(PEERS) $(WHEEL)* dist .pytest_cache .mypy_cache .ruff_cache demo_output site

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from cases import GAUGES
 from convexformer.gauges import (
+    ConeNuclearNorm,
     FrobeniusNorm,
     Gauge,
     GroupNorm,
@@ -18,6 +19,7 @@ from convexformer.gauges import (
     Penalty,
     Polar,
     PolarKind,
+    ReLUNorm,
     RepresenterNorm,
     RepresenterRidge,
     Ridge,
@@ -58,12 +60,14 @@ def test_sums_of_penalties_keep_the_contract_of_a_penalty(first, second, seed, p
 
 def test_every_penalty_of_the_package_has_a_case():
     concrete = {kind for kind in _below(Penalty) if kind.__module__.startswith("convexformer.gauges")} - {Gauge, Norm}
-    elsewhere = {
+    elsewhere = {  # test_portfolio.py, test_token_attention.py, test_relu.py
+        ConeNuclearNorm,
+        ReLUNorm,
         RepresenterNorm,
         RepresenterRidge,
         ScaledPenalty,
         StochasticNorm,
-    }  # test_portfolio.py, test_token_attention.py
+    }
     assert {type(gauge) for gauge in GAUGES.values()} | {Ridge, SumPenalty} | elsewhere == concrete
 
 

@@ -40,7 +40,8 @@ HEADS: dict[str, Head] = {
     "attention": cf.heads.Attention(decay="l2"),
     "gated attention": cf.heads.Attention(decay="l2", activation="gated_relu", gates=3),
 }
-PER_TOKEN = [name for name, head in HEADS.items() if head.per_token]
+NO_OUTPUT_A_TOKEN = ("attention", "gated attention")  # their programs for such targets are others
+PER_TOKEN = [name for name, head in HEADS.items() if head.per_token and name not in NO_OUTPUT_A_TOKEN]
 
 
 def labels_problem(name, ratio=0.1, **options):

@@ -31,6 +31,9 @@ from convexformer.operators.gates import (
     StoredGates,
     hold_gates,
 )
+from convexformer.operators.positions import PositionOperator
+from convexformer.operators.relu import CellOperator, ReLUOperator
+from convexformer.operators.streamed import StreamedBilinear, StreamedOperator
 from convexformer.testing import check_operator
 
 sizes = st.integers(1, 5)
@@ -133,7 +136,14 @@ def test_every_operator_of_the_package_has_a_case():
     met = {type(make(rng, 2, 2, 2, 2)) for make in OPERATORS.values()}
     met |= {type(form.operator) for case in ALL_HEADS.values() for form in forms(case, 0)}
     package = {kind for kind in below(Operator) if kind.__module__.startswith("convexformer.operators")}
-    assert met == {kind for kind in package if not kind.__abstractmethods__}
+    elsewhere = {  # test_relu.py, test_streams.py, test_token_attention.py
+        CellOperator,
+        PositionOperator,
+        ReLUOperator,
+        StreamedBilinear,
+        StreamedOperator,
+    }
+    assert met | elsewhere == {kind for kind in package if not kind.__abstractmethods__}
 
 
 def below(kind):

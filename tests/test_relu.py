@@ -23,7 +23,9 @@ from convexformer.arrangements.cones import _active_set
 from convexformer.gauges import ConeNuclearNorm, PolarKind, ReLUNorm
 from convexformer.gauges.cone_polar import ConeProblem
 from convexformer.gauges.planar_polar import planar_maxima
+from convexformer.operators.relu import CellOperator
 from convexformer.solvers.column_generation.descent import descend, value_of
+from convexformer.testing import check_operator
 
 pytestmark = pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
 
@@ -486,3 +488,14 @@ def test_a_gated_head_on_digits_becomes_a_relu_network_of_the_same_accuracy():
     assert float((outputs - expected).abs().max()) <= 1e-8
     assert torch.equal(outputs.argmax(1), expected.argmax(1))
     assert float((outputs.argmax(1) == y).double().mean()) > 0.5
+
+
+@pytest.mark.parametrize("head", ["mlp", "block_fno", "self_attention"])
+def test_the_gated_program_on_cells_has_its_adjoint(head):
+    rng = np.random.default_rng(0)
+    name = {"mlp": cf.heads.MLP, "block_fno": lambda **own: cf.heads.BlockFNO(blocks=2, **own)}
+    made = name.get(head, cf.heads.SelfAttention)(activation="relu")
+    problem = cf.Problem(made, rng.standard_normal((3, 2, 2)), rng.standard_normal((3, 2)), beta=1.0)
+    operator = problem.objective.operator
+    patterns = [torch.from_numpy(rng.integers(0, 2, (4, len(layer.rows)))).double() for layer in operator.layers]
+    check_operator(CellOperator(operator.layers, patterns, *operator.output_shape))

@@ -36,6 +36,7 @@ def main(words: list[str] | None = None) -> int:
     parser.add_argument("--ratios", type=float, nargs="+", help="beta / beta_max; default: the suite's")
     parser.add_argument("--jobs", type=int, default=1, help="cases side by side, for a machine with many cores")
     parser.add_argument("--no-probes", action="store_true", help="leave out the searches with scikit-learn")
+    parser.add_argument("--only-probes", action="store_true", help="the searches with scikit-learn alone")
     parser.add_argument("--no-paths", action="store_true", help="leave out the warm paths")
     parser.add_argument(
         "--output", type=Path, default=Path("runs/bench-real"), help="folder for JSON, table and figure"
@@ -59,7 +60,7 @@ def main(words: list[str] | None = None) -> int:
         cases, solvers, peers = select(suite.cases, [word for word in a.only.split(",") if word])
     except ValueError as error:
         parser.error(str(error))
-    suite = replace(suite, cases=cases)
+    suite = replace(suite, cases=() if a.only_probes else cases)
     a.output.mkdir(parents=True, exist_ok=True)
     out: dict = {
         "suite": a.suite,

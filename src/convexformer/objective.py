@@ -71,6 +71,29 @@ class Objective:
     Frozen: a variant (another beta, fewer slices, another precision) is a new, complete objective that evaluates and
     certifies by itself. It holds no tokens, head or file; ``rows`` sums over the processes that share the samples.
     The intercept is minimised out at every evaluation, so that solvers see a program in ``Z`` alone.
+
+    Attributes
+    ----------
+    operator : Operator
+        ``A``.
+    loss : Loss
+        ``L``.
+    penalty : Penalty
+        ``g``.
+    targets : Tensor (R, c)
+        ``y``, encoded as the loss expects.
+    sample_weight : Tensor (R,)
+        ``w``.
+    beta : float
+        The strength of the penalty.
+    intercept : bool
+        Whether ``b`` is there.
+    rows : Rows
+        Takes every sum over samples.
+    offset : float
+        A constant, from compressions.
+    derived : optional
+        What variants of one objective share; leave it out.
     """
 
     operator: Operator

@@ -13,6 +13,7 @@ from convexformer.data import TokenDataset
 from convexformer.data.stores import read_tokens
 from convexformer.heads.base import Head, Layout
 from convexformer.heads.combined import Sum
+from convexformer.html import table
 from convexformer.losses import Loss
 from convexformer.networks.base import Network
 from convexformer.solvers.status import Record, Status
@@ -24,7 +25,33 @@ __all__ = ["Record", "Solution", "Status"]
 @final
 @dataclass(frozen=True)
 class Solution:
-    """Weights of the convex program with their certificate; holds no training data."""
+    """Weights of the convex program with their certificate; holds no training data.
+
+    Attributes
+    ----------
+    weights : Weights
+        ``Z`` and the intercept; ``weights.Z`` is a tensor or low-rank factors.
+    head : Head
+        The architecture, with what it learnt from training tokens.
+    layout : Layout
+        The sizes of the problem.
+    loss : Loss
+        The loss it was fitted with.
+    beta : float
+        The strength of the penalty.
+    certificate : Certificate
+        Recomputed in float64 from the weights alone.
+    status : Status
+        Why the solve ended; ``str(status)`` says what to do.
+    history : tuple of Record
+        Iteration, seconds, primal, dual and relative gap at each check.
+    n_iter : int
+        Iterations.
+    seconds : float
+        Wall clock.
+    solver : str
+        Which solver it was.
+    """
 
     weights: Weights
     head: Head
@@ -111,3 +138,15 @@ class Solution:
                 "has. token_norms() gives the weight of each token of a pooled head."
             )
         return found
+
+    def _repr_html_(self) -> str:
+        sizes = f"s = {self.layout.n_tokens}, d = {self.layout.width}, c = {self.layout.n_outputs}"
+        rows = [
+            ("head", self.head.label()),
+            ("tokens, channels, outputs", sizes),
+            ("loss", self.loss.name),
+            ("beta", f"{self.beta:.6g}"),
+            ("status", f"{self.status.name}: {self.status}"),
+            ("solver", f"{self.solver or 'unknown'}, {self.n_iter} iterations, {self.seconds:.2f} s"),
+        ]
+        return table(rows, caption="Solution") + self.certificate._repr_html_()

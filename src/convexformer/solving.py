@@ -38,6 +38,8 @@ def solve(
 ) -> Solution:
     """Solve a problem to a relative duality gap of ``tolerance`` and certify the answer.
 
+    Ctrl-C returns the best point so far, certified, with a warning.
+
     Parameters
     ----------
     problem : Problem
@@ -58,8 +60,6 @@ def solve(
         Whether to show a progress bar.
     checkpoint : path, optional
         A file for the best point so far; a solve of the same problem that finds the file resumes from it.
-
-    Ctrl-C returns the best point so far, certified, with a warning.
     """
     clock = Clock(max_time)
     limits = check_limits(tolerance, max_iter, max_time)

@@ -8,6 +8,8 @@ from typing import final
 
 import torch
 
+from convexformer.html import table
+
 
 @final
 @dataclass(frozen=True)
@@ -16,6 +18,23 @@ class Certificate:
 
     ``kind`` is ``"exact"``, ``"probabilistic"`` (the dual bound holds with probability ``confidence``) or ``"none"``:
     nothing is claimed, the dual value is minus infinity, and ``reason`` says why.
+
+    Attributes
+    ----------
+    primal : float
+        The objective at the point.
+    dual : float
+        A lower bound on the optimum, lowered by an allowance for rounding.
+    kind : {"exact", "probabilistic", "none"}
+        What kind of proof the dual value is.
+    confidence : float
+        1 where exact, the probability that the bound holds where probabilistic, 0 where none.
+    kkt : dict
+        Relative residuals of the optimality conditions, and ``scale``, the factor of the dual point.
+    reason : str
+        Why there is no certificate; empty where there is one.
+    polar : {"exact", "upper bound"}
+        What the dual point was scaled by. With a bound the certificate is as valid, but may stay open at the optimum.
     """
 
     primal: float
@@ -67,6 +86,20 @@ class Certificate:
             "reason": self.reason,
             "polar": self.polar,
         }
+
+    def _repr_html_(self) -> str:
+        rows: list[tuple[str, str]] = [("objective", f"{self.primal:.8g}")]
+        if self.kind == "none":
+            rows.append(("certificate", f"none: {self.reason}" if self.reason else "none"))
+        else:
+            odds = "" if self.kind == "exact" else f", with probability {self.confidence:.6g}"
+            rows += [
+                ("lower bound on the optimum", f"{self.dual:.8g}"),
+                ("gap", f"{self.gap:.3g}"),
+                ("relative gap", f"{self.relative_gap:.2e}"),
+                ("kind", self.kind + odds),
+            ]
+        return table(rows, caption="Certificate")
 
     def __str__(self) -> str:
         if self.kind == "none":

@@ -32,6 +32,39 @@ class ConvexTransformer(SequenceModel):
 
     ``fastfood`` puts random features of that kind (``convexformer.features``) in front of every layer, of scale ``sigma``;
     with ``"chi"`` this is the kernel preconditioning of Fisher et al.
+
+    Parameters
+    ----------
+    n_symbols : int
+        Symbols to embed.
+    n_classes : int
+        Logits.
+    n_tokens : int
+        Symbols in a sample.
+    depth : int
+        The number of layers.
+    width : int
+        The token size ``d``.
+    blocks : int
+        Blocks of channels in a layer.
+    gates : int
+        Gates in a block.
+    rank_one : bool
+        Gates as printed in the paper, of rank one.
+    residual, normalize : bool
+        Skip connections and root-mean-square normalisation after the first layer.
+    embedding : {"learned", "fixed", "one_hot"}
+        How symbols become tokens.
+    separate : bool
+        Whether each position has an embedding of its own.
+    fastfood : str, optional
+        The kind of random features in front of every layer.
+    sigma : float
+        Their scale.
+    scale : float
+        Multiplies the initial weights.
+    seeds : int or sequence of int
+        How many models are trained at once, from seeds 0, 1, ..., or their seeds.
     """
 
     def __init__(

@@ -20,6 +20,31 @@ class Training:
     ``penalty="group"`` adds ``beta`` times the group norm of theorem 3 (Ergen et al. 2022) and takes the layers out of the
     weight decay; ``"ridge"`` adds ``beta / batch_size`` times the sum of squares (Fisher et al., section 5.2). The learning
     rate rises over ``warmup`` iterations and is then constant.
+
+    Parameters
+    ----------
+    iterations : int
+        At most so many steps.
+    learning_rate, weight_decay, betas : float, float, (float, float)
+        Of AdamW.
+    warmup : int
+        Iterations over which the learning rate rises.
+    batch_size : int, optional
+        Samples an iteration; None for full batches.
+    penalty : {"none", "group", "ridge"}
+        What is added to the cross-entropy.
+    beta : float
+        Its strength.
+    train_fraction : float
+        The share of samples to train on.
+    target : float, optional
+        Accuracy, in training and in test, at which all seeds may stop.
+    evaluate_every : int
+        Iterations between evaluations.
+    spectra_every : int, optional
+        Iterations between records of singular values.
+    max_time : float, optional
+        Seconds after which training stops.
     """
 
     iterations: int = 1000

@@ -23,6 +23,25 @@ class SoftmaxTransformer(SequenceModel):
     Each layer is causal softmax attention with ``heads`` heads and a ReLU MLP of width 4d, both with skip connections, and
     LayerNorm after (``"post"``, as in Power et al.), before (``"pre"``) or not at all. An operator symbol is put between the
     tokens and an equals sign behind them. The only convex part is the last linear layer, given the rest.
+
+    Parameters
+    ----------
+    n_symbols : int
+        Symbols to embed.
+    n_classes : int
+        Logits.
+    n_tokens : int
+        Symbols in a sample.
+    depth : int
+        The number of layers.
+    width : int
+        The token size ``d``.
+    heads : int
+        Attention heads in a layer.
+    norm : {"post", "pre", "none"}
+        Where LayerNorm stands.
+    seeds : int or sequence of int
+        How many models are trained at once, from seeds 0, 1, ..., or their seeds.
     """
 
     signs: Tensor  # (n,) what follows each token

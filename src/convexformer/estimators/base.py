@@ -23,6 +23,7 @@ from convexformer.clock import Clock
 from convexformer.data.containers import check_container, check_token_ids
 from convexformer.data.stores import Tokens, read_tokens
 from convexformer.data.tokens import pick_device
+from convexformer.estimators.docstrings import describe_parameters
 from convexformer.estimators.inputs import as_table, is_tokens, read_head, read_seed, warn_of_padding
 from convexformer.heads.base import Head
 from convexformer.networks import StandardizedNetwork
@@ -57,14 +58,58 @@ class TokenEstimator(BaseEstimator, ABC):
 
     ``X`` is ``(N, s, d)``, or ``(N, p)`` taken as one token of size ``p`` (``token_shape=(s, d)`` reshapes it), or a list
     of ragged ``(s_i, d)`` arrays; ``mask: (N, s)`` marks the real tokens of padded samples, in ``score`` as in ``fit``.
-    ``beta`` is absolute and, when given, overrides ``beta_ratio``, a fraction of ``beta_max``. ``standardize`` centres and
-    scales each channel over the real training tokens. ``random_state`` draws the gates. ``solver`` is ``"auto"`` or one of
-    ``convexformer.solvers.SOLVERS``. ``max_time`` counts from the call of ``fit`` on: reading, standardising, building the
-    operator and ``beta_max`` are in it.
 
     Ctrl-C ends ``fit`` with KeyboardInterrupt, so that a loop or a search around it ends as well. The best point so far is
     kept with its certificate: the estimator predicts, and ``fit`` with ``warm_start=True`` continues from it.
+
+    Parameters
+    ----------
+    head : str or Head
+        ``"attention"``, ``"self_attention"``, ``"mlp_mixer"``, ``"fno"``, ``"block_fno"``, ``"poolformer"``, ``"fnet"``,
+        ``"mlp"``, ``"linear"``; with cross-validation also ``"auto"``, one program over several maps; or an object from
+        ``convexformer.heads``, which has its own options (grids, windows, blocks); those below then keep their defaults.
+    activation : {"linear", "gated_relu", "relu"}
+        Of a head given by name. ``"gated_relu"`` has fixed gates; ``"relu"`` is exact, for small problems.
+    beta : float, optional
+        The strength of the penalty, absolute; it overrides ``beta_ratio``. The loss is a sum over samples.
+    beta_ratio : float
+        The strength as a fraction of ``beta_max``, the smallest beta at which all weights are zero.
+    tolerance : float
+        The certified relative duality gap at which to stop.
+    fit_intercept : bool
+        Whether to add an unpenalised intercept.
+    standardize : bool
+        Whether to centre and scale each channel over the real training tokens; ``network_`` includes it.
+    gates : int or arrays
+        The number of gates of a gated head, or the gates themselves; see the head.
+    decay : {"l1", "l2"}
+        Weight decay of the attention head: token-sparse, or ordinary.
+    class_weight : dict or "balanced", optional
+        Weights of classes, as in scikit-learn; classifiers only.
+    device : str or torch.device
+        ``"auto"`` takes a GPU where there is one.
+    random_state : int, RandomState or None
+        Draws the gates where their number is given.
+    verbose : int
+        Above 0, shows progress.
+    loss : str
+        ``"auto"``, or for classifiers ``"logistic"``, ``"cross_entropy"``, ``"squared_hinge"``, for regressors
+        ``"squared"``, ``"huber"``.
+    token_shape : (int, int), optional
+        ``(s, d)``, by which two-dimensional ``X`` is reshaped.
+    max_iter : int, optional
+        Iterations at which to stop with the best point so far.
+    max_time : float, optional
+        Seconds from the call of ``fit`` on, reading, standardising and building the operator included.
+    warm_start : bool
+        Whether to start from the last fit where it is of the same head and sizes.
+    solver : str
+        ``"auto"`` or one of ``convexformer.solvers.SOLVERS``.
     """
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        describe_parameters(cls)
 
     @named_options
     def __init__(

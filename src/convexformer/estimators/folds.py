@@ -10,12 +10,14 @@ from dataclasses import dataclass
 from typing import Any, final
 
 import numpy as np
+from joblib import Parallel
 from sklearn.metrics import check_scoring
 
 from convexformer.clock import Clock
 from convexformer.data.stores import Tokens
 from convexformer.estimators.base import TokenEstimator
 from convexformer.path import walk
+from convexformer.progress import StepBar
 from convexformer.solution import Solution
 from convexformer.solvers.status import Status
 
@@ -138,3 +140,17 @@ def takes_weight(scorer: Any, scoring: Any) -> bool:
         return True
     function = getattr(scorer, "_score_func", scorer)
     return "sample_weight" in inspect.signature(function).parameters
+
+
+class CountedParallel(Parallel):
+    """joblib's ``Parallel``, on any backend, that shows finished folds on a bar."""
+
+    def __init__(self, bar: StepBar | None, **options: Any) -> None:
+        super().__init__(**options)
+        self._step_bar, self._shown = bar, 0
+
+    def print_progress(self) -> None:
+        """Called by joblib whenever tasks are done."""
+        if self._step_bar is not None:
+            self._step_bar.advance(self.n_completed_tasks - self._shown)
+            self._shown = self.n_completed_tasks

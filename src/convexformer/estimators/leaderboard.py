@@ -7,6 +7,10 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, fields
 from typing import Any, final
 
+from convexformer.html import table
+
+COLUMNS = ("head", "score", "spread", "seconds", "gap", "setting", "reads")
+
 
 @final
 @dataclass(frozen=True)
@@ -32,7 +36,13 @@ class Entry:
 
 @final
 class Leaderboard:
-    """Entries, best first, those that saw fewer samples after the others; ``frame`` is a pandas frame of them."""
+    """Entries, best first, those that saw fewer samples after the others; ``frame`` is a pandas frame of them.
+
+    Parameters
+    ----------
+    entries : iterable of Entry
+        In any order.
+    """
 
     def __init__(self, entries: Iterable[Entry]) -> None:
         self.entries = tuple(sorted(entries, key=_rank))
@@ -78,12 +88,17 @@ class Leaderboard:
     def __getitem__(self, index: int) -> Entry:
         return self.entries[index]
 
-    def __repr__(self) -> str:
-        head = ("head", "score", "spread", "seconds", "gap", "setting", "reads")
-        rows = [
+    def _cells(self) -> list[tuple[str, ...]]:
+        return [
             (e.name, f"{e.score:.4f}", _spread(e), f"{e.seconds:.1f}", _gap(e.gap), e.setting, e.reads)
             for e in self.entries
         ]
+
+    def _repr_html_(self) -> str:
+        return table(self._cells(), COLUMNS)
+
+    def __repr__(self) -> str:
+        head, rows = COLUMNS, self._cells()
         widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
         lines = [
             "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from joblib import Parallel, delayed, effective_n_jobs
+from joblib import delayed, effective_n_jobs
 from sklearn.base import clone, is_classifier
 from sklearn.model_selection import check_cv
 from sklearn.utils.validation import check_is_fitted
@@ -22,7 +22,14 @@ from convexformer.data import TokenDataset
 from convexformer.data.stores import Tokens
 from convexformer.estimators.base import TokenEstimator, named_options
 from convexformer.estimators.classifier import TokenClassifier
-from convexformer.estimators.folds import FoldOptions, Share, carried_forward, score_path, uninterrupted
+from convexformer.estimators.folds import (
+    CountedParallel,
+    FoldOptions,
+    Share,
+    carried_forward,
+    score_path,
+    uninterrupted,
+)
 from convexformer.estimators.leaderboard import Entry, Leaderboard
 from convexformer.estimators.portfolio import AutoGrid, auto_path, one_thread, shared_path
 from convexformer.estimators.race import RACERS, widen
@@ -31,7 +38,7 @@ from convexformer.heads.base import Head
 from convexformer.heads.combined import Sum
 from convexformer.jit import interpreted
 from convexformer.path import beta_ratios, total_clock, walk
-from convexformer.progress import StepBar, step_bar
+from convexformer.progress import step_bar
 from convexformer.registry import GridEndWarning, one_of, warn
 from convexformer.solvers import SOLVERS
 from convexformer.solvers.block_newton import BlockNewton, BlockNewtonOptions
@@ -47,22 +54,14 @@ class CrossValidated(TokenEstimator):
     """Base of the estimators that choose beta by cross-validation; it must come first among their bases.
 
     Each fold standardises on its own training part, walks a warm-started path of ``n_betas`` from its ``beta_max`` down to
-    ``beta_min_ratio`` of it, and scores every solution on the part left out. ``selection="best"`` takes the ratio with the
-    best mean score (the largest one on ties), ``"1se"`` the largest ratio, the sparsest head, whose mean score is within one
-    standard error of the best. It is then fitted to all samples, to ``tolerance``. Sample weights count in the fit, and in
-    the score where the scorer takes them.
+    ``beta_min_ratio`` of it, and scores every solution on the part left out. The ratio selected is then fitted to all
+    samples, to ``tolerance``. Sample weights count in the fit, and in the score where the scorer takes them.
 
-    What selection cannot see is not computed. Solutions of the folds have a relative gap of ``fold_tolerance`` (or
-    ``tolerance``, if that is larger), and a fold ends its path once its score has risen and ``patience`` betas in a row have
-    brought no visibly better one, by 1% of the rise (None: never). Its further scores are NaN in ``cv_results_``, and count
-    in the mean as its last one; the mean is NaN where no fold has got. A selection at the small end of the grid warns
-    (``GridEndWarning``).
+    What selection cannot see is not computed (``fold_tolerance``, ``patience``). Further scores of a fold that has ended are
+    NaN in ``cv_results_``, and count in the mean as its last one; the mean is NaN where no fold has got. A selection at the
+    small end of the grid warns (``GridEndWarning``).
 
-    ``max_iter`` and ``max_time`` apply to each beta of each path, ``total_time`` to the whole of ``fit``: each fold has its
-    share of what is left, and ends its path when that is up; the best of what has been scored is fitted in the rest of the
-    time. There is no ``warm_start``, since every path is warm-started anyway. Folds run in parallel on joblib's current
-    backend (``n_jobs``, ``joblib.parallel_config``), Dask's or Ray's too; ``verbose`` shows their progress. Ctrl-C ends the
-    whole search and keeps nothing.
+    There is no ``warm_start``, since every path is warm-started anyway. Ctrl-C ends the whole search and keeps nothing.
 
     ``head="auto"`` is one convex program over maps of the tokens (:func:`convexformer.heads.portfolio`). It has its own
     grid, ``beta_ratio`` from 0.2 to 8e-4 and on while scores rise (``n_betas`` and ``beta_min_ratio`` do not matter), and is
@@ -74,6 +73,33 @@ class CrossValidated(TokenEstimator):
 
     After ``fit``: ``leaderboard_``, ``cv_results_``, ``beta_ratios_``, ``best_index_`` (the one selected), ``best_score_``
     and ``beta_ratio_`` besides the attributes of the plain estimator; ``n_iter_`` counts the path of the last fit.
+
+    Parameters
+    ----------
+    n_betas, beta_min_ratio : int, float
+        The grid: so many betas from ``beta_max`` down to this fraction of it, evenly in logarithm.
+    cv : int, splitter or iterable
+        As in scikit-learn.
+    scoring : str or callable, optional
+        Chooses beta; the estimator's own ``score`` by default.
+    selection : {"best", "1se"}
+        The ratio with the best mean score (the largest on ties), or the largest, the sparsest head, within one standard
+        error of it.
+    n_jobs : int, optional
+        Folds at a time, on joblib's current backend (``joblib.parallel_config``), Dask's or Ray's too.
+    max_iter, max_time : int, float, optional
+        Limits of each beta of each fold, and of the last fit.
+    fold_tolerance : float
+        The relative gap to which folds are solved, ``tolerance`` if that is larger; the last fit is certified to the latter.
+    patience : int, optional
+        Once its score has risen, a fold ends its path after so many betas without one better by 1% of the rise.
+    total_time : float, optional
+        Seconds of the whole of ``fit``. Each fold has its share of what is left, and ends its path when that is up; the
+        best of what has been scored is fitted in the rest.
+    validation : {"auto", "folds", "shared"}
+        How ``head="auto"`` is cross-validated: each fold by itself, or coefficients only, given the maps' weights.
+    portfolio : {"default", "wide"}
+        ``"wide"`` lets the papers' heads race against ``head="auto"``.
     """
 
     @named_options
@@ -216,7 +242,7 @@ class CrossValidated(TokenEstimator):
             shown as bar,
             limited_threads(max(1, torch.get_num_threads() // workers)) if workers > 1 else nullcontext(),
         ):
-            rows = _CountedParallel(bar, n_jobs=self.n_jobs)(jobs)
+            rows = CountedParallel(bar, n_jobs=self.n_jobs)(jobs)
         scores, gaps = zip(*rows, strict=True)
         return np.array(scores), np.array(gaps)
 
@@ -372,17 +398,3 @@ class TokenRegressorCV(CrossValidated, TokenRegressor):
         """Choose beta by cross-validation, then fit all samples with it; ``groups`` is for the splitter."""
         self._choose_and_fit(X, y, sample_weight, mask, groups)
         return self
-
-
-class _CountedParallel(Parallel):
-    """joblib's ``Parallel``, on any backend, that shows finished folds on a bar."""
-
-    def __init__(self, bar: StepBar | None, **options: Any) -> None:
-        super().__init__(**options)
-        self._step_bar, self._shown = bar, 0
-
-    def print_progress(self) -> None:
-        """Called by joblib whenever tasks are done."""
-        if self._step_bar is not None:
-            self._step_bar.advance(self.n_completed_tasks - self._shown)
-            self._shown = self.n_completed_tasks

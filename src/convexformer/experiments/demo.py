@@ -103,7 +103,9 @@ def run(output: Path, *, quick: bool = False, console: Console | None = None) ->
             figures.block_norms(portfolio, output / "blocks.png"),
             figures.token_map(path, best, output / "token_importance.png"),
             figures.path_curves({key: paths_by_head[key][:2] for key in DEMO_HEADS}, level, output / "path.png"),
-            figures.convergence(cold, curves, output / "convergence.png"),
+            figures.convergence(
+                cold, curves, output / "convergence.png", {str(run["run"]): run["seconds"] for run in adam}
+            ),
         ]
     rows.sort(key=lambda row: -row.test_accuracy)
     gaps = [gap for path, _, _ in paths_by_head.values() for gap in path.relative_gaps]

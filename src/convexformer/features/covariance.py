@@ -27,6 +27,15 @@ class CovariancePooling(TokenFeature):
     times the mean of the diagonal of ``C``. Tokens of more than ``max_channels`` channels are first projected on so many
     principal channels of the training tokens. Off-diagonal entries count ``sqrt(2)``, so that the inner product of two
     features is that of the matrices.
+
+    Parameters
+    ----------
+    kind : {"sqrt", "log", "raw"}
+        The function ``h`` of the covariance.
+    shrinkage : float
+        ``eps`` over the mean of the diagonal of ``C``.
+    max_channels : int
+        Wider tokens are projected on so many principal channels first.
     """
 
     mean: Tensor  # (d,)

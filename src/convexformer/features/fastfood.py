@@ -74,6 +74,21 @@ class Fastfood(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator,
 
     A torch module (``forward`` draws on first use, gradients pass through, buffers travel with ``state_dict``) and a
     scikit-learn transformer: arrays ``(N, s, d)`` or ``(N, d)``, lists of ragged ``(s_i, d)`` arrays, or a ``TokenDataset``.
+
+    Parameters
+    ----------
+    kind : {"gaussian", "positive", "chi"}
+        What is made of ``V x``, as above.
+    n_features : int, optional
+        The number of outputs.
+    sigma : float
+        The width of the kernel.
+    seed : int
+        Draws ``B``, ``Pi``, ``G`` and ``S``.
+    kernel : {"gaussian", "softmax"}
+        Which kernel positive features estimate.
+    dof : int
+        Degrees of freedom of the chi variables of ``kind="chi"``.
     """
 
     signs: Tensor  # (copies, D) of +-1

@@ -42,7 +42,13 @@ class Flatten(TokenFeature):
 
 @final
 class ClassToken(TokenFeature):
-    """The token at one position, ``(d,)``: the class token of a backbone that has one, at position 0 as a rule."""
+    """The token at one position, ``(d,)``: the class token of a backbone that has one, at position 0 as a rule.
+
+    Parameters
+    ----------
+    position : int
+        Where the token stands; negative counts from the end.
+    """
 
     def __init__(self, position: int = 0) -> None:
         super().__init__()

@@ -23,6 +23,15 @@ class SoftmaxQueries(TokenFeature):
 
     The queries are k-means centroids of training tokens; ``temperature="auto"`` is ``sqrt(d)``, as in attention (Vaswani et
     al. 2017). Made for standardised tokens. With fewer training tokens than ``n_queries``, every token is a query.
+
+    Parameters
+    ----------
+    n_queries : int
+        The number of centroids.
+    temperature : float or "auto"
+        Divides the scores before the softmax.
+    seed : int
+        Starts k-means.
     """
 
     queries: Tensor  # (k, d)

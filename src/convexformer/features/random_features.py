@@ -18,6 +18,17 @@ class RandomFeatures(TokenFeature):
 
     ``n_features`` of them (an even number); the error of a kernel value is about ``1 / sqrt(n_features)`` (Le, Sarlos and
     Smola 2013).
+
+    Parameters
+    ----------
+    feature : TokenFeature
+        The map whose outputs the kernel compares.
+    width : float
+        Of the Gaussian kernel, in squared units of the normalised map.
+    n_features : int
+        An even number.
+    seed : int
+        Draws the projections.
     """
 
     food: Fastfood

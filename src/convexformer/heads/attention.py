@@ -58,6 +58,20 @@ class Attention(Head):
     ``"sub"``: substochastic, which is what theorem A.1 as printed solves; ``"independent"``: every output row has heads of
     its own, which is (9) with the numbers of all tokens as outputs. See
     :class:`~convexformer.heads.token_attention.TokenAttention` for the programs. Weights: ``Z: (s, s, d, c)``.
+
+    Parameters
+    ----------
+    activation : {"linear", "gated_relu", "relu"}
+        ``"gated_relu"`` multiplies each head by a fixed gate; the gates are data of the program, not trained. ``"relu"`` is
+        exact, for small problems.
+    decay : {"l1", "l2"}
+        Weight decay of ``w3``: the squared sum of absolute values, as in the paper, or ordinary weight decay.
+    gates : int or pair of arrays
+        The number of fixed gates, Gaussian, drawn with ``seed``; or the gates themselves as above. Not used when linear.
+    seed : int
+        Draws the gates where ``gates`` is a number.
+    stochastic : {"row", "sub", "independent"}
+        What the attention weights are constrained to where targets are per token.
     """
 
     activation: str = "linear"

@@ -53,6 +53,11 @@ class BlockSelfAttention(Head):
     ``Z_b: (|b| d, |b| c)``; ``Z`` is their flattened variables one after the other. Where ``blocks`` are those that
     :func:`channel_blocks` finds, the optimum is that of :class:`SelfAttention`, with ``sum_b |b|^2`` instead of ``d^2``
     times ``d c`` variables; with other blocks it is a different, smaller model, which is certified as well.
+
+    Parameters
+    ----------
+    blocks : sequence of sequences of int
+        The channels of each block, a partition of ``0..d-1``; :func:`channel_blocks` finds one.
     """
 
     blocks: Any = None

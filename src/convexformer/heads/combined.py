@@ -35,6 +35,13 @@ class Sum(Head):
     multiple kernel learning (Bach, Lanckriet and Jordan 2004). ``s_k`` then makes the parts comparable: it is the mean
     ``beta_max`` that the part alone has for random targets, Gaussian residuals, so that scales of features do not matter.
     Numbers are taken as they are.
+
+    Parameters
+    ----------
+    heads : sequence of Head or str
+        The parts, at least one.
+    weights : {"equal", "learned"} or sequence of float
+        The factors ``s_k`` of the gauges, as above.
     """
 
     heads: Any = None

@@ -70,6 +70,13 @@ class Feature(_OnFeature):
     ``decay``: ``g`` is ``1/2 |Z|_F^2`` ("ridge"), ``|Z|_F`` ("frobenius", a block norm: in a sum a block that does not help
     comes out zero) or the nuclear norm. Weights: ``Z: (p, c)``. The map is fitted on the tokens of the problem; the head of
     the problem and its solutions is the fitted one.
+
+    Parameters
+    ----------
+    feature : TokenFeature
+        A map from :mod:`convexformer.features`, such as ``CovariancePooling()``.
+    decay : {"ridge", "frobenius", "nuclear"}
+        The penalty of ``Z``.
     """
 
     feature: Any = None
@@ -131,6 +138,21 @@ class Kernel(_OnFeature):
     ``alpha: (N, c)``. The head of a solution keeps the training features, ``N p`` numbers. Where ``K`` would take more
     than ``memory`` bytes, the head becomes :class:`Feature`: a Gaussian kernel through
     :class:`~convexformer.features.RandomFeatures`, which ``solution.head`` says.
+
+    Parameters
+    ----------
+    feature : TokenFeature
+        A map from :mod:`convexformer.features`; the kernel is one of its outputs.
+    kernel : {"linear", "gaussian"} or callable
+        As above.
+    scale : float or "auto"
+        The width of a Gaussian kernel in units of the mean squared distance of training samples.
+    decay : {"ridge", "frobenius"}
+        Half the squared norm in the kernel's Hilbert space, or the norm.
+    memory : int
+        Bytes that one kernel matrix may take before the head becomes :class:`Feature`.
+    state : optional
+        What a fitted head learnt; leave it out.
     """
 
     feature: Any = None

@@ -203,6 +203,18 @@ class FNO(FourierHead):
     """The Fourier neural operator (Sahiner et al. 2022, theorems 4.4, C.3): see :class:`FourierHead` for the program.
 
     ``gates`` is their number or ``h: (g, s, d)``, gate ``1{sum_u roll(X, u) h[u] >= 0}``.
+
+    Parameters
+    ----------
+    activation : {"linear", "gated_relu", "relu"}
+        ``"gated_relu"`` multiplies each head by a fixed gate; the gates are data of the program, not trained. ``"relu"`` is
+        exact, for small problems.
+    grid : (int, int), optional
+        Height and width of the image whose patches the tokens are, row by row; None takes tokens in a line.
+    gates : int or array (g, s, d)
+        The number of fixed gates, Gaussian, drawn with ``seed``; or the gates themselves. Not used when linear.
+    seed : int
+        Draws the gates where ``gates`` is a number.
     """
 
     activation: str = "linear"
@@ -237,6 +249,20 @@ class BlockFNO(FourierHead):
     """The block Fourier neural operator (Sahiner et al. 2022, theorems 4.7, C.4), ``blocks`` blocks of channels.
 
     ``gates`` is a number for each block or ``h: (B, g, s, d/B)``. See :class:`FourierHead` for the program.
+
+    Parameters
+    ----------
+    activation : {"linear", "gated_relu", "relu"}
+        ``"gated_relu"`` multiplies each head by a fixed gate; the gates are data of the program, not trained. ``"relu"`` is
+        exact, for small problems.
+    blocks : int
+        The number of blocks of channels; it divides both ``d`` and ``c``.
+    grid : (int, int), optional
+        Height and width of the image whose patches the tokens are, row by row; None takes tokens in a line.
+    gates : int or array (B, g, s, d/B)
+        The number of fixed gates, Gaussian, drawn with ``seed``; or the gates themselves. Not used when linear.
+    seed : int
+        Draws the gates where ``gates`` is a number.
     """
 
     activation: str = "linear"

@@ -143,6 +143,16 @@ class SelfAttention(MatrixHead):
     Linear attention needs the tokens only through Gram matrices, and through the mean token when pooled: they are read
     once. ``gates`` is their number or ``H: (g, d, d)``, gate ``1{X H X^T >= 0}``. Where the channels fall into blocks that
     no sample correlates, :class:`BlockSelfAttention` has the same optimum with fewer variables (corollary 3.2).
+
+    Parameters
+    ----------
+    activation : {"linear", "gated_relu", "relu"}
+        ``"gated_relu"`` multiplies each head by a fixed gate; the gates are data of the program, not trained. ``"relu"`` is
+        exact, for small problems.
+    gates : int or array (g, d, d)
+        The number of fixed gates, Gaussian, drawn with ``seed``; or the gates themselves. Not used when linear.
+    seed : int
+        Draws the gates where ``gates`` is a number.
     """
 
     activation: str = "linear"
@@ -191,6 +201,16 @@ class MLPMixer(MatrixHead):
     Pooled and linear it is exactly the smaller program ``sum_i L(sum_t X_i[t] Z_t, y_i) + beta sqrt(s) ||Z||_*`` with
     ``Z: (s, d c)``. ``gates`` is their number or ``H: (g, s, s)``, gate ``1{H X >= 0}``. Tokens are mixed by position, so
     there are no masks.
+
+    Parameters
+    ----------
+    activation : {"linear", "gated_relu", "relu"}
+        ``"gated_relu"`` multiplies each head by a fixed gate; the gates are data of the program, not trained. ``"relu"`` is
+        exact, for small problems.
+    gates : int or array (g, s, s)
+        The number of fixed gates, Gaussian, drawn with ``seed``; or the gates themselves. Not used when linear.
+    seed : int
+        Draws the gates where ``gates`` is a number.
     """
 
     activation: str = "linear"

@@ -156,7 +156,18 @@ class TokenMLP(Head):
 @final
 @dataclass(frozen=True, eq=False)
 class MLP(TokenMLP):
-    """The network on the tokens themselves, ``h(X) = X``: see :class:`TokenMLP` for the program."""
+    """The network on the tokens themselves, ``h(X) = X``: see :class:`TokenMLP` for the program.
+
+    Parameters
+    ----------
+    activation : {"linear", "gated_relu", "relu"}
+        ``"gated_relu"`` multiplies each head by a fixed gate; the gates are data of the program, not trained. ``"relu"`` is
+        exact, for small problems.
+    gates : int or array (g, d)
+        The number of fixed gates, Gaussian, drawn with ``seed``; or the gates themselves. Not used when linear.
+    seed : int
+        Draws the gates where ``gates`` is a number.
+    """
 
     activation: str = "linear"
     gates: Any = 16
@@ -180,6 +191,20 @@ class PoolFormer(TokenMLP):
     """The network on local means: ``h(X)_t`` averages the real tokens in a window centred at t.
 
     ``window`` is odd; with ``grid=(h, w)`` windows are squares on the grid. See :class:`TokenMLP` for the program.
+
+    Parameters
+    ----------
+    activation : {"linear", "gated_relu", "relu"}
+        ``"gated_relu"`` multiplies each head by a fixed gate; the gates are data of the program, not trained. ``"relu"`` is
+        exact, for small problems.
+    window : int
+        Odd number of tokens in a window, on a grid the side of a square; edges average fewer.
+    grid : (int, int), optional
+        Height and width of the image whose patches the tokens are, row by row; None takes tokens in a line.
+    gates : int or array (g, d)
+        The number of fixed gates, Gaussian, drawn with ``seed``; or the gates themselves. Not used when linear.
+    seed : int
+        Draws the gates where ``gates`` is a number.
     """
 
     activation: str = "linear"
@@ -226,6 +251,16 @@ class FNet(TokenMLP):
     """The network on ``h(X) = Re(F_s X F_d^T)``, the unnormalised two-dimensional Fourier transform; no masks.
 
     See :class:`TokenMLP` for the program.
+
+    Parameters
+    ----------
+    activation : {"linear", "gated_relu", "relu"}
+        ``"gated_relu"`` multiplies each head by a fixed gate; the gates are data of the program, not trained. ``"relu"`` is
+        exact, for small problems.
+    gates : int or array (g, d)
+        The number of fixed gates, Gaussian, drawn with ``seed``; or the gates themselves. Not used when linear.
+    seed : int
+        Draws the gates where ``gates`` is a number.
     """
 
     activation: str = "linear"

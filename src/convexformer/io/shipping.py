@@ -78,6 +78,9 @@ def export(
 ) -> Export:
     """Write the network of a model to one file that needs no convexformer to run.
 
+    ONNX has no complex numbers and no eigenvectors: there, Fourier networks transform by real matrices, and roots and
+    logarithms of covariances are iterations in float64. Both agree with the network to rounding.
+
     Parameters
     ----------
     model : fitted estimator, Solution or network
@@ -93,9 +96,6 @@ def export(
         fitted with one.
     dtype : "float32" or "float64"
         Of weights, tokens and outputs. Gates are decided in float64 either way.
-
-    ONNX has no complex numbers and no eigenvectors: there, Fourier networks transform by real matrices, and roots and
-    logarithms of covariances are iterations in float64. Both agree with the network to rounding.
     """
     one_of("format", format, FORMATS)
     kind = DTYPES[one_of("dtype", dtype, DTYPES)]

@@ -111,10 +111,11 @@ class CrossEntropy(Loss):
         return SoftmaxIntercept(F, Y, w, rows).best(start)
 
     def inexact_intercept(self, F: Tensor, Y: Tensor, w: Tensor, start: Tensor, rows: Rows = LOCAL) -> Tensor:
-        """A slope of ``NEARLY_ZERO`` of its terms where the search is compiled; else the steps of every loss."""
+        """A slope of ``NEARLY_ZERO`` of its terms where a compiled search finds it; else the steps of every loss."""
         if softmax_compiled.serves(F, rows):
             nearly = softmax_compiled.best(F, Y, w, start, NEARLY_ZERO)
-            return self.best_intercept(F, Y, w, start, rows) if nearly is None else nearly + start.mean()
+            if nearly is not None:
+                return nearly + start.mean()
         return super().inexact_intercept(F, Y, w, start, rows)
 
     def balance(self, U: Tensor, Y: Tensor, w: Tensor, rows: Rows = LOCAL) -> Tensor:

@@ -19,6 +19,11 @@ class Huber(QuadraticConjugateLoss):
     """``1/2 r^2`` for ``|r| <= delta``, else ``delta |r| - delta^2/2``, ``r = f - y``, summed over outputs.
 
     ``L*(u, y) = 1/2 u^2 + u y`` on ``|u| <= delta``.
+
+    Parameters
+    ----------
+    delta : float
+        Residuals beyond it count linearly.
     """
 
     name = "huber"

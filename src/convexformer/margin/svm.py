@@ -48,6 +48,19 @@ class AttentionSVM(BaseEstimator):
     - ``support_: (k, 2)`` pairs (sequence, token) with a positive multiplier
     - ``optimal_tokens_: (n,)``, ``ties_`` (a dict sequence -> tokens of equal highest score), ``margins_: (n, L)``
     - ``certificate_``: primal ``g(W)/min margin``, dual ``sum(lam)/polar(A^T lam)``; ``n_iter_``, ``seconds_``, ``status_``
+
+    Parameters
+    ----------
+    norm : {"nuclear", "frobenius", "diagonal"}
+        Which ``g``, as above.
+    tolerance : float
+        The relative duality gap to certify.
+    max_iter : int
+        Iterations after which the best point so far is kept, with its certificate.
+    max_time : float, optional
+        Seconds, likewise.
+    device : str or torch.device, optional
+        Where the solve runs; by default where the data is.
     """
 
     def __init__(

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from convexformer.clock import Clock
 from convexformer.heads.base import Head
+from convexformer.html import table
 from convexformer.path.storage import StoredSolutions, active_tokens
 from convexformer.problem import Problem
 from convexformer.progress import step_bar
@@ -44,6 +45,23 @@ class Path:
 
     ``solutions`` behaves like a tuple; weights are kept without their zero groups and made dense when one is asked for.
     ``stopped`` says why the path ended early (``"interrupted"``, ``"saturated"``, ``"time"``), and is empty when it did not.
+
+    Attributes
+    ----------
+    betas : tuple of float
+        From the largest to the smallest.
+    beta_max : float
+        The smallest beta at which ``Z = 0`` is optimal.
+    solutions : sequence of Solution
+        One a beta.
+    losses : tuple of float
+        The loss at each beta, without the penalty.
+    tolerance : float, optional
+        The relative gap asked for.
+    stopped : {"", "interrupted", "saturated", "time"}
+        Why the path ended early.
+    zero_loss : float, optional
+        The loss at ``Z = 0``.
     """
 
     betas: tuple[float, ...]
@@ -104,6 +122,21 @@ class Path:
             table["active_tokens"] = active_tokens(self.token_norms).tolist()
             table["token_norms"] = self.token_norms.tolist()
         return table
+
+    def _repr_html_(self) -> str:
+        header = ["beta", "beta / beta_max", "explained", "relative gap", "status"]
+        explained = self.explained or (float("nan"),) * len(self)
+        rows = [
+            [f"{s.beta:.4g}", f"{s.beta / self.beta_max:.3g}" if self.beta_max else "", f"{share:.1%}",
+             f"{s.certificate.relative_gap:.1e}", s.status.name]
+            for s, share in zip(self.solutions, explained, strict=True)
+        ]  # fmt: skip
+        if len(self) and self.solutions[0].token_norms() is not None:
+            header.append("active tokens")
+            for row, count in zip(rows, active_tokens(self.token_norms).tolist(), strict=True):
+                row.append(str(count))
+        ended = f", stopped: {self.stopped}" if self.stopped else ""
+        return table(rows, header, caption=f"Path of {len(self)} betas{ended}")
 
     def plot(self, n_labels: int = 8, token_names: Sequence[Any] | None = None) -> Figure:
         """Draw token norms against beta, as glmnet does, above the certified gap along the path.

@@ -95,7 +95,7 @@ def probe_rows(evidence: Evidence, training: Training) -> Iterator[Measured]:
 def computed_path(evidence: Evidence, training: Training, n_betas: int, seconds: float) -> BetaPath:
     """Fit the model's head at other betas, from ``beta_max`` down past its own, and score each on the test data."""
     model = evidence.model
-    single: Any = model._single() if isinstance(model, CrossValidated) else clone(model).set_params(verbose=0)
+    single: Any = model.single() if isinstance(model, CrossValidated) else clone(model).set_params(verbose=0)
     clock = total_clock(seconds)
     tokens, codes, w = single._read_training(training.X, training.y, training.weight, training.mask)
     tokens = tokens.to(dtype=model.solution_.weights.form.dtype)

@@ -58,7 +58,7 @@ class AutoOptions:
 
     few_weights: int = 1 << 11
     """Entries of a dense ``Z`` up to which thresholding it is cheaper than factors (benchmarks/heads.py, P4 small)."""
-    caution: float = 0.75
+    caution: float = 0.6
     """FISTA is taken where its predicted seconds are below this fraction of those of working sets: conditioning, which
     prices see but roughly, slows it most (benchmarks/real/run.py and P2 of benchmarks/tokens/run.py)."""
     few_products: int = 1 << 14

@@ -137,7 +137,9 @@ class Curvature:
         U, V, Do, Eo = parts
         take = self._stack.take
         unit = torch.eye(T.shape[-1], dtype=T.dtype, device=T.device)
-        core = torch.where(safe, T + (unit - P), unit)
+        top = T.abs().amax((-2, -1), keepdim=True)
+        size = torch.where(top > 0, top, 1.0)  # of the part that is not asked for: the scale of the tokens is in T
+        core = torch.where(safe, T + size * (unit - P), unit)
         left = U + torch.where(safe, torch.linalg.solve(core.mT, Do), 0.0)
         moved = self.Z.with_factors(take(left), take(T @ V + Eo))
         if bool(safe.all()):

@@ -26,6 +26,8 @@ def prune(objective: Objective, point: Point, options: StaircaseOptions) -> Poin
     A term that dies leaves directions of no curvature behind, in which it turns into terms that live, and Newton's method
     would lose its time there. For balanced factors ``s_j = <M, u_j v_j^T>`` is the pull on term j.
     """
+    if len(point.Z.U) == 0:
+        return point
     Z, beta = point.Z, factor_weight(objective)
     GU, _ = objective.factor_gradients(point.evaluation.V, Z)
     size = Z.V.square().sum(1)
