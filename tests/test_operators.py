@@ -286,7 +286,7 @@ GATED_HEADS = [
 @pytest.mark.parametrize("targets", ["pooled", "tokens"])
 @pytest.mark.parametrize("head", GATED_HEADS, ids=str)
 def test_no_budget_changes_an_operator(head, targets, budget):
-    rng, N, s, d, c = np.random.default_rng(0), 37, 6, 4, 2
+    rng, N, s, d, c = np.random.default_rng(0), 13, 6, 4, 2
     X, Y = rng.standard_normal((N, s, d)), rng.standard_normal((N, s, c) if targets == "tokens" else (N, c))
     A = cf.Problem(head, X, Y, beta=1.0).operator
     Z, V = tensor(rng, *A.weight_shape), tensor(rng, *A.output_shape)

@@ -127,6 +127,7 @@ def test_fitted_prices_choose_the_cheaper_solver(real):
     assert real["fit"].judge(rows, {"groups": prices})[0][0] < 1.3
 
 
+@pytest.mark.slow
 def test_a_smoke_run_writes_table_numbers_and_figure(tmp_path, file):
     words = [str(file), "--suite", "smoke", "--output", str(tmp_path), "--only", "attention,auto,fista"]
     run = lambda words: subprocess.run(  # noqa: E731

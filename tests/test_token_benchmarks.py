@@ -43,6 +43,7 @@ def test_the_ruler_measures_our_own_objective(problems, place, tmp_path):
     assert again.value(flat) == objective.value(flat)
 
 
+@pytest.mark.slow
 def test_a_tiny_run_writes_table_and_figure_and_names_what_is_missing(tmp_path):
     words = ["--suite", "tiny", "--problems", "0", "--solvers", "convexformer", "convexformer, fista", "celer", "Adam"]
     words += ["--output", str(tmp_path), "--no-costs", "--peers", sys.executable]
