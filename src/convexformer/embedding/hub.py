@@ -34,7 +34,9 @@ def read_dataset(source: Path, split: str | None) -> Any:
         raise ValueError(f"{source} {what}, but {error}") from error
     if local:
         read = datasets.load_from_disk if _is_saved(source) else datasets.load_dataset
-        attempts = [(str(source.resolve()),)]  # load_dataset takes some bare names ("csv") for formats
+        attempts: list[tuple[str, ...]] = [
+            (str(source.resolve()),)
+        ]  # load_dataset takes some bare names ("csv") for formats
     else:
         read, attempts = datasets.load_dataset, _attempts(source.parts)
     failures = []
