@@ -20,6 +20,7 @@ from convexformer.estimators.held_out import HeldOut
 from convexformer.features import base
 from convexformer.features.random_features import n_random_features
 from convexformer.gauges import FrobeniusNorm, Ridge, ScaledPenalty
+from convexformer.solvers.block_newton import block_newton
 from convexformer.solvers.block_newton.blocks import Blocks
 from convexformer.testing import check_head, check_penalty
 from convexformer.weights import Representer, Weights
@@ -500,3 +501,23 @@ def test_rounding_of_a_singular_kernel_is_no_way_below_the_optimum(decay, data):
     for value, v in zip(values[:20], vectors.T[:20, :, None], strict=True):
         wanted = float((v * (torch.from_numpy(Y) - K @ best)).sum()) / float(value)
         assert cf.certify(Weights(best + wanted * v), problem).primal >= solution.certificate.dual
+
+
+def test_a_start_with_a_block_whose_gradient_has_vanished(data, monkeypatch):
+    """Its weight would be one over the smallest number, which float32 cannot hold."""
+    X, y, _ = data
+    problem = cf.Problem(HEADS["norms"], X, y, beta_ratio=0.1, intercept=True, dtype=torch.float32)
+    first = cf.solve(problem, tolerance=1e-2, solver="block_newton")
+    plain, calls = block_newton._Run._polars, []
+
+    def vanished(self, V):
+        found = plain(self, V)
+        if not calls:
+            found[1:] = 0.0
+        calls.append(1)
+        return found
+
+    monkeypatch.setattr(block_newton._Run, "_polars", vanished)
+    nearby = problem.with_beta(0.9 * problem.beta)
+    assert cf.solve(nearby, tolerance=1e-3, solver="block_newton", warm_start=first).certificate.meets(1e-3)
+    assert len(calls) > 0

@@ -1,6 +1,7 @@
 """Exact ReLU heads: arrangements, cones and their polars, training, recovery, certificates against brute force."""
 
 import math
+from types import SimpleNamespace
 
 import cvxpy as cp
 import numpy as np
@@ -11,6 +12,7 @@ import convexformer as cf
 from convexformer.arrangements import (
     Arrangement,
     cell_bound,
+    cells,
     enumerate_cells,
     least_distance,
     project_on_cone,
@@ -165,6 +167,13 @@ def test_kinds_of_the_polar_of_a_cone_are_right():
             assert polars[method].value >= max(brute, polars["power"].value) * (1 - 1e-12)
         assert polars["branch"].value <= polars["power"].value * (1 + 1e-6)  # here the local search is global
         assert polars["sdp"].value <= polars["sigma"].value * (1 + 1e-12)
+
+
+def test_cells_that_a_failing_linear_program_leaves_open_are_not_all_cells(monkeypatch):
+    rows = np.random.default_rng(0).standard_normal((5, 3))
+    assert enumerate_cells(rows, 100) is not None
+    monkeypatch.setattr(cells, "linprog", lambda *args, **options: SimpleNamespace(status=4, fun=0.0, message="no"))
+    assert enumerate_cells(rows, 100) is None
 
 
 @pytest.mark.filterwarnings("error")

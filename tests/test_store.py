@@ -127,6 +127,20 @@ def test_a_changed_shard_is_named(tmp_path):
     assert cf.data.open(tmp_path / "s", verify=False).load().X.shape == (23, 4, 3)
 
 
+def test_a_shard_that_is_replaced_while_the_store_is_open_is_named(tmp_path):
+    """One shard at a time is mapped, so a file is opened again and again."""
+    make(tmp_path / "s")
+    store = cf.data.open(tmp_path / "s", memory=0)
+    assert sum(batch.n_samples for batch in store.stream().batches()) == 23
+    file = tmp_path / "s" / store.index.shards[0].file
+    data = bytearray(file.read_bytes())
+    data[-1] ^= 1
+    file.unlink()
+    file.write_bytes(bytes(data))
+    with pytest.raises(StoreError, match="checksum"):
+        list(store.stream().batches())
+
+
 def test_nan_in_a_late_shard_is_named_with_its_row(tmp_path, monkeypatch):
     monkeypatch.setattr("convexformer.data.stores.stream.BATCH", 40)
     X = np.zeros((23, 4, 3))

@@ -12,6 +12,7 @@ from convexformer.gauges import StochasticNorm
 from convexformer.networks import PositionAttentionNetwork, SoftmaxAttentionNetwork, StochasticAttentionNetwork
 from convexformer.operators import PositionOperator
 from convexformer.testing import check_gauge, check_head, check_operator
+from convexformer.weights import Weights
 
 CASES = [("row", "l1"), ("sub", "l1"), ("independent", "l1"), ("independent", "l2")]
 KINDS = pytest.mark.parametrize(("stochastic", "decay"), CASES)
@@ -332,3 +333,15 @@ def test_float32_independent_heads_are_certified_in_float64() -> None:
     X, Y = small_data(14, N=20)
     solution = cf.solve(cf.Problem(head_of("independent"), X, Y, beta_ratio=0.1, dtype=torch.float32), tolerance=1e-4)
     assert solution.certificate.meets(1e-4)
+
+
+def test_unequal_row_sums_of_a_small_pair_are_no_rounding():
+    """Weights of a channel of large tokens are small; the heads of a network cannot have unequal rows there either."""
+    X, Y = small_data(0, c=1)
+    X[..., 1] *= 1e10
+    Z = torch.zeros((3, 3, 2, 1), dtype=torch.float64)
+    Z[:, 0, 0, 0] = 1.0
+    problem = cf.Problem(head_of("row"), X, Y, beta=1.0)
+    assert cf.certify(Weights(Z), problem).kind == "exact"
+    Z[0, 1, 1, 0] = 1e-10
+    assert cf.certify(Weights(Z), problem).kind == "none"

@@ -33,7 +33,8 @@ class Cells:
 
 
 def enumerate_cells(rows: Array, limit: int, seed: int = 0) -> Cells | None:
-    """Return all full-dimensional cells of ``{u : rows u = 0}``, ``rows: (H, p)``; None where there are more than ``limit``.
+    """Return all full-dimensional cells of ``{u : rows u = 0}``, ``rows: (H, p)``; None where there are more than ``limit``,
+    or a linear program fails.
 
     Incremental: hyperplanes are added one by one, and a cell is split where a linear program (HiGHS) finds a point on the
     other side of the new one. Every cell carries a point inside it, so one program a cell and hyperplane suffices, and none
@@ -64,7 +65,10 @@ def enumerate_cells(rows: Array, limit: int, seed: int = 0) -> Cells | None:
                 elif (float(A[k] @ point) >= 0) == side and abs(float(A[k] @ point)) > WIDTH * np.abs(point).max():
                     found = point
                 else:
-                    found = _inside(A[: k + 1], (*pattern, side))
+                    try:
+                        found = _inside(A[: k + 1], (*pattern, side))
+                    except ArithmeticError:  # whether that is a cell is not known, and so not all cells are
+                        return None
                 if found is not None:
                     next_members.append(own)
                     next_signs.append((*pattern, side))
@@ -123,6 +127,8 @@ def _inside(A: Array, pattern: tuple[bool, ...]) -> Array | None:
         method="highs",
         options={"primal_feasibility_tolerance": 1e-10, "dual_feasibility_tolerance": 1e-10},
     )
-    if found.status != 0 or -found.fun <= WIDTH:
+    if found.status != 0:  # zero is feasible and the box bounds it: anything but an optimum is trouble with rounding
+        raise ArithmeticError(f"HiGHS could not tell whether a cell is empty: {found.message}")
+    if -found.fun <= WIDTH:
         return None
     return np.asarray(found.x[:r])

@@ -11,7 +11,8 @@ from torch import Tensor
 from convexformer.gauges.base import DualMatrix, Norm, Polar, WeightsLike, as_tensor
 from convexformer.registry import one_of
 
-EQUAL_SUMS = 1e-9  # row sums that differ by this share of the largest row differ by rounding only
+EQUAL_SUMS = 1e-9  # row sums of a pair that differ by this share of its largest row differ by rounding only
+ROUNDING = 1e-13  # and so do those that differ by this share of the largest row of all pairs
 NEWTON_STEPS = 100  # of the prox; a piecewise quadratic in two variables needs a handful
 HALVINGS = 40  # of one step of it
 
@@ -45,8 +46,9 @@ class StochasticNorm(Norm):
         if self.rows == "sub":
             return (up.amax(-1) + down.amax(-1)).sum()
         size, sums = (up + down).amax(-1), up - down
-        uneven = (sums.amax(-1) - sums.amin(-1)).amax() > EQUAL_SUMS * size.amax()
-        return torch.where(uneven, math.inf, size.sum())
+        # by pair: small weights of large channels count as much as large ones of small channels
+        uneven = sums.amax(-1) - sums.amin(-1) > torch.maximum(EQUAL_SUMS * size, ROUNDING * size.amax())
+        return torch.where(uneven.any(), math.inf, size.sum())
 
     def masses(self, Z: Tensor) -> tuple[Tensor, Tensor]:
         """``(d, c, s)`` twice: the sums of the positive and of the negated negative entries of each row."""

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from convexformer.data.stores.index import DTYPES, SAMPLES_NAME, Backbone, Index, StoreError, read_index
+from convexformer.data.stores.index import DTYPES, SAMPLES_NAME, Backbone, Index, Shard, StoreError, read_index
 from convexformer.data.stores.shards import check_size, check_sum, map_shard
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ def open_store(
 
     ``array`` names the tokens where several layers lie side by side. Tokens that take at most ``memory`` bytes in the
     precision of a solve are read into memory; larger ones stay on disk and are streamed. ``verify`` compares the checksum of
-    each shard when it is first read.
+    each shard when it is first read, and again if its file has changed.
     """
     path = Path(folder)
     if not path.is_dir():
@@ -63,7 +63,8 @@ class TokenStore:
         for shard in index.shards:
             check_size(folder, shard)
         self._ends = np.cumsum([shard.samples for shard in index.shards])
-        self._unverified = set(range(len(index.shards))) if verify else set()
+        self._verify = verify
+        self._verified: dict[int, tuple[int, int, int]] = {}  # the files whose checksums have been compared
         self._mapped: tuple[int, Tensor, Tensor | None] | None = None
 
     # ------------------------------------------------------------------ facts
@@ -191,12 +192,22 @@ class TokenStore:
         held = self._mapped
         if held is None or held[0] != number:
             shard = self.index.shards[number]
-            if number in self._unverified:
-                check_sum(self.folder, shard)
-                self._unverified.discard(number)
+            if self._verify:
+                self._compare(int(number), shard)
             held = (int(number), *map_shard(self.folder, shard, self.index, self.array))
             self._mapped = held
         return held[1], held[2]
+
+    def _compare(self, number: int, shard: Shard) -> None:
+        """Compare the checksum of a shard when it is first mapped, and again if its file has been written since."""
+        try:
+            now = (self.folder / shard.file).stat()
+        except OSError as error:
+            raise StoreError(f"{self.folder} misses {shard.file}, which its index names ({error}).") from error
+        seen = (now.st_ino, now.st_size, now.st_mtime_ns)
+        if self._verified.get(number) != seen:
+            check_sum(self.folder, shard)
+            self._verified[number] = seen
 
     def _first(self, number: int) -> int:
         """Return the first sample of a shard."""

@@ -145,7 +145,8 @@ class _Run:
         if top == 0.0:  # no norm sees a gradient (constant targets or tokens): their blocks stay zero
             return point, torch.zeros(len(polars), dtype=torch.float64), [goal]
         if beta * norms.sum() > options.nothing * abs(float(at.value)):  # the solution of a beta near top
-            eta = torch.from_numpy(np.where(self.ridge, 0.0, norms / np.maximum(polars, 1e-300)))
+            # a block in use has a polar near beta; one whose gradient has vanished must not count infinitely
+            eta = torch.from_numpy(np.where(self.ridge, 0.0, norms / np.maximum(polars, 1e-6 * top)))
             stages = self._stages(top, goal)[1:] or [goal]
             return (*self._predicted(point, eta, max(top / stages[0][0], 1.0)), stages)
         stages = self._stages(max(beta, options.first * top), goal)
