@@ -15,7 +15,8 @@ def embed(
     source: Annotated[
         Path,
         typer.Argument(
-            help="Texts: txt, csv, tsv, jsonl. Images: a folder with one folder a class, or a csv of files."
+            help="Texts: txt, csv, tsv, jsonl, a Hugging Face dataset (its name, or a folder). "
+            "Images: a folder with one folder a class, or a csv of files."
         ),
     ],
     model: Annotated[str, typer.Option("--model", "-m", help="A local model folder, an id, or timm:NAME.")],
@@ -32,6 +33,7 @@ def embed(
     dtype: Annotated[str, typer.Option(help="Of the store: float32, float16, bfloat16 or float64.")] = "float32",
     column: Annotated[str | None, typer.Option(help="Column of the texts or image files.")] = None,
     label_column: Annotated[str | None, typer.Option(help="Column of the labels.")] = None,
+    split: Annotated[str | None, typer.Option(help="Split of a dataset, where it has several.")] = None,
     limit: Annotated[int | None, typer.Option(help="Take the first samples only.")] = None,
     shard_samples: Annotated[int | None, typer.Option(help="Samples a shard; default about 128 MiB.")] = None,
     activations: Annotated[
@@ -55,7 +57,7 @@ def embed(
 
     shown = not as_json and out.is_terminal
     common: dict[str, Any] = {"column": column, "label_column": label_column, "limit": limit, "progress": shown}
-    common.update(max_length=max_length, batch_size=batch_size, device=device)
+    common.update(split=split, max_length=max_length, batch_size=batch_size, device=device)
     with user_errors():
         if activations is not None:
             tensors = write_activations(source, model, activations, output, **common)

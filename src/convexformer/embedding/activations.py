@@ -30,6 +30,7 @@ def activations(
     device: torch.device | str = "auto",
     column: str | None = None,
     label_column: str | None = None,
+    split: str | None = None,
     limit: int | None = None,
     progress: bool = False,
 ) -> dict[str, Tensor]:
@@ -42,7 +43,7 @@ def activations(
     target = Path(output)
     if target.suffix != ".safetensors":
         raise ValueError(f"{target} has the suffix {target.suffix!r}; activations are written as .safetensors.")
-    found = read_source(source, column=column, label_column=label_column, limit=limit)
+    found = read_source(source, column=column, label_column=label_column, split=split, limit=limit)
     if found.kind != "text":
         raise ValueError(f"{source} holds images; activations and attention maps are those of a model of texts.")
     encoder = TextEncoder(str(model), Options(max_length=max_length, device=pick_device(device)), attentions=True)

@@ -39,6 +39,7 @@ def embed(
     dtype: str = "float32",
     column: str | None = None,
     label_column: str | None = None,
+    split: str | None = None,
     limit: int | None = None,
     shard_samples: int | None = None,
     overwrite: bool = False,
@@ -49,8 +50,9 @@ def embed(
     Parameters
     ----------
     source : path or list of texts
-        Texts: a list, or a file (txt with one text a line, csv, tsv, jsonl). Images: a folder tree whose top folders name
-        the classes, or a csv of files. See :func:`convexformer.embedding.sources.read_source` for the columns of tables.
+        Texts: a list, a file (txt with one text a line, csv, tsv, jsonl), or a dataset of Hugging Face: its name (``imdb``,
+        ``glue/mrpc``) or a folder with it, which needs no network. Images: a folder tree whose top folders name the
+        classes, or a csv of files. See :func:`convexformer.embedding.sources.read_source` for the columns of tables.
     model : str
         A local folder, which needs no network, or an id. Texts: any encoder of transformers. Images: a vision model of
         transformers, or of timm (``timm:NAME``, or a folder that timm wrote).
@@ -70,13 +72,15 @@ def embed(
     pad : bool
         Whether every text has ``max_length`` places, the further ones masked; by default as many as the longest text. Stores
         of training and test texts then fit heads that tell positions apart.
+    split : str
+        Which split of a dataset, where it has several: ``"train"``.
     precision, dtype : str
         Precision of the model (float32, or mixed: bfloat16, float16), and of the store (also float64).
     """
     if batch_size < 1:
         raise ValueError(f"batch_size={batch_size} was given; expected a positive number.")
     one_of("dtype", dtype, tuple(DTYPES))
-    found = read_source(source, labels, column=column, label_column=label_column, limit=limit)
+    found = read_source(source, labels, column=column, label_column=label_column, split=split, limit=limit)
     options = Options(read_layers(layers), combine, class_token, max_length, pick_device(device), precision)
     encoder = load_encoder(str(model), found, options)
     if isinstance(encoder, TextEncoder):

@@ -1,4 +1,4 @@
-"""What is embedded: texts from a table or a list, images from a folder tree or a table, with their labels."""
+"""What is embedded: texts from a table, a dataset or a list, images from a folder tree or a table, with their labels."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, final
+
+from convexformer.embedding.hub import class_labels, holds_dataset, may_be_name, read_dataset
 
 TEXT_SUFFIXES = (".txt", ".csv", ".tsv", ".jsonl")
 IMAGE_SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".png", ".ppm", ".tif", ".tiff", ".webp")
@@ -50,22 +52,34 @@ def read_source(
     *,
     column: str | None = None,
     label_column: str | None = None,
+    split: str | None = None,
     limit: int | None = None,
 ) -> Source:
-    """Read texts (a list, txt with one text a line, csv, tsv, jsonl) or images (a folder tree, a csv of files).
+    """Read texts (a list, txt with one text a line, csv, tsv, jsonl, a dataset) or images (a folder tree, a csv of files).
 
     A table has a header; the column of texts is called text, sentence, review or content, that of image files file, image,
     path or filename, that of labels label, class, target or y, unless ``column`` and ``label_column`` name them. The class
     of an image in a folder tree is the name of the folder at the top of the tree that it is in.
+
+    A dataset is one of Hugging Face, by name, or a folder that its ``save_to_disk`` wrote or that holds parquet, csv or
+    jsonl files and no images; ``split`` says which part of it, where there are several. It has columns as tables have.
     """
     if isinstance(source, (str, os.PathLike)):
         path = Path(source)
-        if not path.exists():
+        if _is_dataset(path):
+            found = _dataset(path, column, label_column, split, limit)
+        elif split is not None:
+            raise ValueError(f"split={split!r} was given, but {path} is no dataset; only these have splits.")
+        elif not path.exists():
             raise ValueError(
-                f"{path} does not exist; expected a file of texts, a folder of images, or a list of texts."
+                f"{path} does not exist; expected a file of texts, a folder of images or of a dataset, the name of a "
+                "Hugging Face dataset, or a list of texts."
             )
-        found = _folder(path) if path.is_dir() else _file(path, column, label_column)
+        else:
+            found = _folder(path) if path.is_dir() else _file(path, column, label_column)
     else:
+        if split is not None:
+            raise ValueError(f"split={split!r} was given with a list of texts; only datasets have splits.")
         found = Source("text", tuple(_text(item, i) for i, item in enumerate(source)), (), None)
     if labels is not None:
         if found.labels is not None:
@@ -87,11 +101,40 @@ def _text(item: Any, i: int) -> str:
     return item
 
 
-def _folder(path: Path) -> Source:
+def _is_dataset(path: Path) -> bool:
+    if path.is_dir():
+        return holds_dataset(path) and not _images(path)
+    return not path.exists() and path.suffix not in TEXT_SUFFIXES and may_be_name(path)
+
+
+def _dataset(path: Path, column: str | None, label_column: str | None, split: str | None, limit: int | None) -> Source:
+    data = read_dataset(path, split)
+    if limit is not None:
+        data = data.select(range(min(limit, len(data))))  # before texts are read
+    name = _pick(path, column, TEXT_COLUMNS, data.column_names, "texts")
+    label = _pick(path, label_column, LABEL_COLUMNS, data.column_names, "labels", needed=label_column is not None)
+    assert name is not None
+    if "string" not in str(getattr(data.features[name], "dtype", "")):
+        raise ValueError(f"{path}: column {name!r} holds {data.features[name]}; expected text.")
+    labels = None
+    if label is not None:
+        values = class_labels(data, label)
+        if label_column is not None or any(value is not None for value in values):  # splits for tests have no labels
+            labels = _numbers(values, path, label)
+    return Source("text", _texts(list(data[name]), path, name), (), labels)
+
+
+def _images(path: Path) -> list[Path]:
     """Find all images, in the order of their names."""
-    files = sorted(file for file in path.rglob("*") if file.suffix.lower() in IMAGE_SUFFIXES and file.is_file())
+    return sorted(file for file in path.rglob("*") if file.suffix.lower() in IMAGE_SUFFIXES and file.is_file())
+
+
+def _folder(path: Path) -> Source:
+    files = _images(path)
     if not files:
-        raise ValueError(f"{path} holds no images ({', '.join(IMAGE_SUFFIXES)}); expected one folder a class.")
+        raise ValueError(
+            f"{path} holds no images ({', '.join(IMAGE_SUFFIXES)}) and no dataset; expected one folder a class."
+        )
     inside = [file.relative_to(path) for file in files]
     deep = [len(name.parts) > 1 for name in inside]
     if any(deep) and not all(deep):
@@ -116,12 +159,7 @@ def _file(path: Path, column: str | None, label_column: str | None) -> Source:
     name = _pick(path, column, (*TEXT_COLUMNS, *IMAGE_COLUMNS), columns, "texts or image files")
     assert name is not None
     label = _pick(path, label_column, LABEL_COLUMNS, columns, "labels", needed=label_column is not None)
-    missing = [i for i, row in enumerate(rows) if not isinstance(row.get(name), str)]
-    if missing:
-        raise ValueError(
-            f"{path}, sample {missing[0]}: column {name!r} holds {rows[missing[0]].get(name)!r}; expected text."
-        )
-    values = tuple(row[name] for row in rows)
+    values = _texts([row.get(name) for row in rows], path, name)
     labels = None if label is None else _numbers([row.get(label) for row in rows], path, label)
     if name in IMAGE_COLUMNS or all(Path(value).suffix.lower() in IMAGE_SUFFIXES for value in values):
         files = tuple(str(path.parent / value) for value in values)
@@ -132,6 +170,13 @@ def _file(path: Path, column: str | None, label_column: str | None) -> Source:
                 )
         return Source("image", files, values, labels)
     return Source("text", values, (), labels)
+
+
+def _texts(values: list[Any], path: Path, column: str) -> tuple[str, ...]:
+    for i, value in enumerate(values):
+        if not isinstance(value, str):
+            raise ValueError(f"{path}, sample {i}: column {column!r} holds {value!r}; expected text.")
+    return tuple(values)
 
 
 def _table(path: Path) -> list[dict[str, Any]]:
