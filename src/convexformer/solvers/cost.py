@@ -91,7 +91,7 @@ PRICES: dict[str, dict[str, Prices]] = {
     },
 }
 """By kind of objective and solver, from runs of ``benchmarks/real/run.py --suite sizes``: groups from 63 fits on a machine
-of two cores (on one of sixteen, eight fits side by side, FISTA is cheaper by comparison, and for wide tokens with many
+of two cores, before Newton's products were compiled (on one of sixteen, eight fits side by side, FISTA is cheaper by comparison, and for wide tokens with many
 classes the faster one), nuclear norms from 116 fits."""
 
 _ANISOTROPY: Workspace[float] = Workspace()
