@@ -90,9 +90,9 @@ PRICES: dict[str, dict[str, Prices]] = {
         "working_set": Prices(overhead=0.041, passes=4, outputs=35, thresholds=170, power=0.25),
     },
 }
-"""By kind of objective and solver, from runs of ``benchmarks/real/run.py --suite sizes``: groups from 63 fits on a machine
-of two cores, before Newton's products were compiled (on one of sixteen, eight fits side by side, FISTA is cheaper by comparison, and for wide tokens with many
-classes the faster one), nuclear norms from 116 fits."""
+"""By kind of objective and solver, from runs of ``benchmarks/real/run.py --suite sizes``: nuclear norms from 116 fits; groups
+from 63 fits on a machine of two cores, before Newton's products were compiled. On sixteen cores, eight fits side by side,
+FISTA is cheaper by comparison, and for wide tokens with many classes the faster one."""
 
 _ANISOTROPY: Workspace[float] = Workspace()
 
