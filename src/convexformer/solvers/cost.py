@@ -90,8 +90,8 @@ PRICES: dict[str, dict[str, Prices]] = {
         "working_set": Prices(overhead=0.041, passes=4, outputs=35, thresholds=170, power=0.25),
     },
 }
-"""By kind of objective and solver, from runs of ``benchmarks/real/run.py --suite sizes``: nuclear norms from 116 fits; groups
-from 63 fits on a machine of two cores, before Newton's products were compiled. On sixteen cores, eight fits side by side,
+"""By kind of objective and solver, from runs of ``benchmarks/real/run.py --suite sizes``: nuclear norms from 116 fits;
+groups from 63 fits on two cores, before Newton's products were compiled. On sixteen cores, eight fits side by side,
 FISTA is cheaper by comparison, and for wide tokens with many classes the faster one."""
 
 _ANISOTROPY: Workspace[float] = Workspace()
