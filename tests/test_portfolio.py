@@ -301,7 +301,8 @@ def test_shared_folds_refit_coefficients_without_the_samples_left_out(data):
     problem = cf.Problem(HEADS["norms"], X, y, beta_ratio=0.05, mask=mask, intercept=True)
     solution = cf.solve(problem, tolerance=1e-8)
     objective, blocks = problem.objective, Blocks(problem.objective)
-    K = blocks.combined(blocks.norms(solution.weights.Z) / problem.beta, problem.beta, torch.float64).numpy()
+    eta = blocks.norms(solution.weights.Z) / problem.beta
+    K = blocks.combined(eta, problem.beta, torch.float64).numpy()
     train, test = np.arange(24), np.arange(24, 36)
     values, Q = np.linalg.eigh(1.5 * K[np.ix_(train, train)])
     keep = values > 1e-10 * values[-1]
@@ -312,7 +313,7 @@ def test_shared_folds_refit_coefficients_without_the_samples_left_out(data):
     cp.Problem(cp.Minimize(loss + cp.sum_squares(W) / 2)).solve(solver="CLARABEL")
     cross = 1.5 * K[np.ix_(test, train)] @ (Q[:, keep] / np.sqrt(values[keep]))  # features of the samples left out
     expected = cross @ W.value + b.value
-    (found,) = HeldOut([(train, test)], steps=200, tolerance=1e-14).outputs(objective, solution.weights)
+    (found,) = HeldOut([(train, test)], steps=200, tolerance=1e-14).outputs(objective, eta)
     centred = [part - part.mean(1, keepdims=True) for part in (found.numpy(), expected)]
     np.testing.assert_allclose(*centred, atol=1e-4)
 

@@ -1,4 +1,4 @@
-"""Folds from one fit on all samples: coefficients and intercepts anew without the samples left out."""
+"""Folds from block weights that they share: coefficients and intercepts anew without the samples left out."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from convexformer.solvers.block_newton.blocks import Blocks
 from convexformer.solvers.block_newton.metric import Metric, Ridge, descend
 from convexformer.weights import Weights
 
-STEPS = 40  # of L-BFGS at most, all with one Cholesky factor; some ten as a rule, more with a hundred classes
-TOLERANCE = 3e-4  # predicted decrease at which a fold's fit ends, relative to its objective
+STEPS = 40  # of L-BFGS at most, all with one Cholesky factor; some five as a rule, more at the first beta
+TOLERANCE = 2e-3  # predicted decrease at which a fold's fit ends, relative to its objective: scores see no less
 MEMORY = 8
 
 
@@ -28,10 +28,10 @@ class HeldOut:
     """The folds of a path: what fits to ``train`` alone say about ``test``, for each ``(train, test)``.
 
     At its optimum a sum of block norms is a ridge problem, ``min_alpha F(K alpha + b) + 1/2 tr(alpha^T K alpha)`` with ``K =
-    sum_b k_b K_b`` and ``k_b = |Z_b| / (beta s_b)``. A fold keeps these block weights, one number a block, and the maps
-    behind the kernels, which no label has touched; it solves the ridge problem of its training rows for coefficients and
+    sum_b k_b K_b`` and ``k_b = |Z_b| / (beta s_b)``. Folds share these block weights, one number a block, and the maps
+    behind the kernels, which no label has touched; each solves the ridge problem of its training rows for coefficients and
     intercept. ``K`` counts ``sum w / sum_train w`` times: the penalty keeps its share of a sample's loss, as it does at a
-    fixed ``beta / beta_max``. Each fold starts from its own fit at the last beta.
+    fixed ``beta / beta_max``. Each fold starts from its own fit at the last beta. In the dtype of the kernels.
     """
 
     def __init__(
@@ -40,34 +40,45 @@ class HeldOut:
         self.folds, self.steps, self.tolerance = folds, steps, tolerance
         self._last: list[tuple[float, Ridge] | None] = [None] * len(folds)
 
-    def outputs(self, objective: Objective, weights: Weights) -> Iterator[Tensor]:
-        """Yield the outputs ``(n_test, c)`` of each fold, for the program whose optimum is ``weights``."""
-        weights = weights.to(dtype=objective.like.dtype)  # a solve that stalls in float32 ends in float64
-        blocks, Z, beta = Blocks(objective), weights.Z, objective.beta
-        assert isinstance(Z, Tensor)
-        at = objective.evaluate(objective.apply(Z), start=weights.intercept)
-        K = blocks.combined(blocks.norms(Z) / beta, beta, blocks.grams[0].dtype)
-        alpha = -at.V.double()
-        whole = Ridge(alpha, alpha.new_zeros(alpha.shape[1]) if at.intercept is None else at.intercept, at.outputs)
+    def outputs(
+        self, objective: Objective, eta: Tensor, alpha: Tensor | None = None, b: Tensor | None = None
+    ) -> Iterator[Tensor]:
+        """Yield the outputs ``(n_test, c)`` of each fold, for the block weights ``eta: (B,)``.
+
+        Coefficients ``alpha: (N, c)`` and intercept ``b: (c,)`` are where folds begin at the first beta, zero by default.
+        """
+        blocks, beta = Blocks(objective), objective.beta
+        K = blocks.combined(eta, beta, blocks.grams[0].dtype)
+        alpha = K.new_zeros(objective.targets.shape) if alpha is None else alpha.to(K)
+        b = K.new_zeros(objective.n_outputs) if b is None else b.to(K)
         for k, (train, test) in enumerate(self.folds):
             inside, outside = (torch.as_tensor(rows, device=K.device) for rows in (train, test))
             share = float(objective.sample_weight[inside].sum() / objective.sample_weight.sum())
-            own = K.index_select(0, inside).index_select(1, inside).div_(share)
-            last = self._last[k]
-            if last is None:
-                start, b = whole.alpha[inside], whole.b
-            else:
-                start, b = last[1].alpha * (beta / last[0]), last[1].b
-            point = self._fit(_ridge(objective, own, inside), own, start, b)
+            columns = K.index_select(1, inside).div_(share)  # (N, n_train)
+            own, last = columns.index_select(0, inside), self._last[k]
+            first, c = (alpha[inside], b) if last is None else (last[1].alpha * (beta / last[0]), last[1].b)
+            point = self._fit(_ridge(objective, own, inside), own, first, c)
             self._last[k] = (beta, point)
-            cross = K.index_select(0, outside).index_select(1, inside)
-            yield times(cross, point.alpha.to(cross)).double() / share + point.b
+            yield (times(columns.index_select(0, outside), point.alpha) + point.b).double()
+
+    def start(self, objective: Objective, eta: Tensor) -> Weights:
+        """Return weights for all samples: the means of the folds' coefficients and intercepts, at these block weights."""
+        total = torch.zeros_like(objective.targets)
+        count, b = total.new_zeros((len(total), 1)), total.new_zeros(total.shape[1])
+        for (train, _), last in zip(self.folds, self._last, strict=True):
+            assert last is not None
+            inside = torch.as_tensor(train, device=total.device)
+            total.index_add_(0, inside, last[1].alpha.to(total))
+            count[inside] += 1
+            b += last[1].b.to(total) / len(self.folds)
+        Z = Blocks(objective).weights(total / count.clamp_min(1), eta, objective.beta)
+        return Weights(Z, b.to(Z) if objective.intercept else None)
 
     def _fit(self, ridge: Objective, K: Tensor, alpha: Tensor, b: Tensor) -> Ridge:
         if ridge.intercept:
             alpha = alpha - alpha.mean(0)
-        start = Ridge(alpha, b, times(K, alpha.to(K)).double() + b)
-        metric = Metric(ridge, K, start.outputs)
+        start = Ridge(alpha, b, times(K, alpha) + b)
+        metric = Metric(ridge, K, start.outputs.double())
         return descend(ridge, metric, start, steps=self.steps, memory=MEMORY, tolerance=self.tolerance)
 
 

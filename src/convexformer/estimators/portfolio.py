@@ -2,15 +2,17 @@
 
 Everything is solved in float32, features and kernels being the data of the program, and certified in float64. Two ways:
 
-* :func:`shared_path`: one path on all samples, whose block weights and maps the folds share; a fold refits coefficients and
-  intercept (:class:`~convexformer.estimators.held_out.HeldOut`). The default: folds cost a fraction of the path.
+* :func:`shared_path`: one path of block weights, on half of the samples (:class:`~convexformer.estimators.part.Part`), which
+  the folds share together with the maps; a fold fits coefficients and intercept to all of its training samples
+  (:class:`~convexformer.estimators.held_out.HeldOut`). The program is then solved on all samples. The default.
 * :func:`auto_path`: every fold for itself, maps and block weights included, to a loose gap; the program is then solved once
   more, on all samples, to the estimator's tolerance.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from copy import copy
 from dataclasses import dataclass
@@ -21,18 +23,22 @@ import torch
 from sklearn.metrics import check_scoring
 from torch import Tensor
 
+from convexformer.certificates import Certificate
 from convexformer.clock import Clock
 from convexformer.data import TokenDataset
 from convexformer.data.stores import Tokens
 from convexformer.estimators.base import TokenEstimator
 from convexformer.estimators.folds import FoldOptions, Share, one_number, takes_weight, uninterrupted
 from convexformer.estimators.held_out import HeldOut
+from convexformer.estimators.part import Part
 from convexformer.operators import Operator
 from convexformer.path import walk
 from convexformer.problem import Problem
 from convexformer.solution import Solution
+from convexformer.solvers.run import Limits, Result
+from convexformer.solvers.status import Status
 from convexformer.threads import limited_threads
-from convexformer.weights import apply_weights
+from convexformer.weights import Weights, apply_weights
 
 SINGLE_THREAD_SAMPLES = 4_000
 
@@ -46,7 +52,7 @@ class AutoGrid:
     last: float = 10**-3.1
     count: int = 5
     begin: int = 2
-    """Where a path on all samples begins; it comes back to larger betas only where the best score is there."""
+    """Where a shared path begins; it comes back to larger betas only where the best score is there."""
     longest: int = 9
     """Betas at most: the path goes on, at the same pace, where the best score is at its end (many classes want it)."""
     patience: int = 2
@@ -115,6 +121,20 @@ def auto_path(
     return scores, gaps
 
 
+@final
+@dataclass(frozen=True)
+class SharedPath:
+    """What came of a path whose folds share block weights; NaN where it has not been."""
+
+    scores: np.ndarray
+    """``(folds, n_betas)``."""
+    gaps: np.ndarray
+    """``(n_betas,)`` relative gaps of the programs that the block weights are from."""
+    starts: dict[int, Weights]
+    """For the betas visited: from where to solve the program of all samples."""
+    n_iter: int
+
+
 def shared_path(
     estimator: TokenEstimator,
     problem: Problem,
@@ -125,10 +145,10 @@ def shared_path(
     options: FoldOptions,
     clock: Clock,
     grid: AutoGrid = AutoGrid(),  # noqa: B008  (frozen)
-) -> tuple[np.ndarray, np.ndarray, dict[int, Solution]]:
-    """Walk the path on all samples; return the scores of the folds ``(folds, n_betas)``, gaps ``(n_betas,)`` and solutions.
+) -> SharedPath:
+    """Walk a path of block weights, on part of the samples where these are many, and score the folds at each beta.
 
-    NaN where the path has not been. ``problem`` is that of all samples at ``beta_max``, and ``estimator`` what scorers ask.
+    ``problem`` is that of all samples at ``beta_max``, and ``estimator`` what scorers ask.
     """
     scorer, voice = check_scoring(estimator, scoring=options.scoring), copy(estimator)
     weighted = takes_weight(scorer, options.scoring)
@@ -137,38 +157,51 @@ def shared_path(
         for _, test in folds
     ]
     scores, gaps = np.full((len(folds), len(options.ratios)), np.nan), np.full(len(options.ratios), np.nan)
-    held_out, solutions = HeldOut(folds), dict[int, Solution]()
-    solver_options = {**estimator._solver_options(), "tolerance": max(grid.tolerance, options.tolerance)}
+    part, held_out, starts, count = Part(problem.objective), HeldOut(folds), dict[int, Weights](), 0
+    tolerance = max(grid.tolerance, options.tolerance)
 
-    def visit(k: int, solution: Solution) -> bool:
-        if clock.late and not solution.certificate.meets(solver_options["tolerance"]):
-            return False
-        at = problem.with_beta(solution.beta)
-        voice._keep(at, solution)
-        solutions[k], gaps[k] = solution, solution.certificate.relative_gap
-        for row, outputs, (X, y, weight) in zip(
-            scores, held_out.outputs(at.objective, solution.weights), parts, strict=True
-        ):
-            _says(voice, outputs.squeeze(-1) if solution.layout.squeeze else outputs)
+    def visit(k: int, before: Result | None) -> Result | None:
+        nonlocal count
+        ratio = float(options.ratios[k])
+        limits = Limits(tolerance, estimator.max_iter, clock.left(estimator.max_time))
+        found = part.solve(ratio, before, limits)
+        if found.status is Status.INTERRUPTED:
+            raise KeyboardInterrupt
+        if clock.late and not found.certificate.meets(tolerance):
+            return None
+        count += found.n_iter
+        at = problem.with_beta(problem.beta * ratio)
+        eta, b = part.block_weights(found, ratio), found.weights.intercept
+        fits = list(held_out.outputs(at.objective, eta, part.coefficients(found, ratio), b))
+        starts[k], gaps[k] = held_out.start(at.objective, eta), found.certificate.relative_gap
+        voice._keep(at, _unproved(at, starts[k]))
+        for row, outputs, (X, y, weight) in zip(scores, fits, parts, strict=True):
+            _says(voice, outputs.squeeze(-1) if problem.layout.squeeze else outputs)
             row[k] = one_number(scorer(voice, X, y, **weight))
-        return True
+        return found
 
-    def solved(order: list[int]) -> Iterator[tuple[int, Solution]]:
-        path = walk(problem, options.ratios[order], clock=clock, **solver_options)
-        return zip(order, uninterrupted(path), strict=False)  # a path may end early
-
-    found: list[float] = []
-    for k, solution in solved(list(range(grid.begin, len(options.ratios)))):
-        if not visit(k, solution):
+    first = found = visit(grid.begin, None)
+    means = [float(scores[:, grid.begin].mean())]
+    for k in range(grid.begin + 1, len(options.ratios)):
+        if found is None or clock.late or grid.settled(means, grid.begin):
             break
-        found.append(float(scores[:, k].mean()))
-        if grid.settled(found, grid.begin):
-            break
-    if found and int(np.argmax(found)) == 0:  # the best score is where the path began: look above, too
-        for k, solution in solved(list(range(grid.begin))[::-1]):
-            if not visit(k, solution) or scores[:, k].mean() < scores[:, k + 1].mean():
+        found = visit(k, found)
+        means.append(float(scores[:, k].mean()))
+    if first is not None and int(np.nanargmax(means)) == 0:  # the best score is where the path began: look above, too
+        found = first
+        for k in reversed(range(grid.begin)):
+            found = None if clock.late else visit(k, found)
+            if found is None or scores[:, k].mean() < scores[:, k + 1].mean():
                 break
-    return scores, gaps, solutions
+    return SharedPath(scores, gaps, starts, count)
+
+
+def _unproved(problem: Problem, weights: Weights) -> Solution:
+    """Return weights as a solution that claims nothing: what a scorer sees of a fold's estimator."""
+    proof = Certificate(math.inf, -math.inf, "none", 0.0, {}, "a start, not solved yet")
+    own = {"head": problem.head, "layout": problem.layout, "loss": problem.loss, "beta": problem.beta}
+    run = {"status": Status.MAX_ITER, "history": (), "n_iter": 0, "seconds": 0.0, "solver": ""}
+    return Solution(weights=weights, certificate=proof, **own, **run)
 
 
 def _says(estimator: TokenEstimator, outputs: Tensor) -> None:

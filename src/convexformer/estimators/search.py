@@ -268,18 +268,17 @@ class CrossValidated(TokenEstimator):
         options: FoldOptions,
         clock: Clock,
     ) -> None:
-        """Walk one path on all samples, choose its beta by folds that share it, and solve on there to the tolerance."""
+        """Choose beta by folds that share a path of block weights, and solve there, on all samples, to the tolerance."""
         self._learn_scale(tokens, w)
         problem = self._problem(tokens, codes, w, beta_ratio=1.0)
         most = Share.of(clock, 1, 1).clock()  # the last solve needs some of the time
-        scores, gaps, solutions = shared_path(self, problem, tokens, targets, own, folds, options, most)
-        self._record(options.ratios, scores, np.broadcast_to(gaps, scores.shape))
-        chosen = solutions[self.best_index_]
-        last = problem.with_beta(chosen.beta)
+        path = shared_path(self, problem, tokens, targets, own, folds, options, most)
+        self._record(options.ratios, path.scores, np.broadcast_to(path.gaps, path.scores.shape))
+        last = problem.with_beta(problem.beta * self.beta_ratio_)
         limits = {**self._solver_options(), "max_time": clock.left(self.max_time)}
-        found = next(uninterrupted(iter([solve(last, warm_start=chosen, **limits)])))
+        found = next(uninterrupted(iter([solve(last, warm_start=path.starts[self.best_index_], **limits)])))
         self._keep(last, found)
-        self.n_iter_ = max(1, found.n_iter + sum(solution.n_iter for solution in solutions.values()))
+        self.n_iter_ = max(1, found.n_iter + path.n_iter)
 
     def _check_options(self) -> None:
         one_of("selection", self.selection, ("best", "1se"))

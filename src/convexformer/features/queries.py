@@ -13,7 +13,7 @@ from convexformer.data.stores import Tokens
 from convexformer.data.tokens import TokenDataset
 from convexformer.features.base import FEATURES, TokenFeature
 
-SAMPLE = 20_000  # tokens that k-means sees
+SAMPLE = 256  # tokens a query that k-means sees (more change centroids little; the default of Faiss)
 STEPS = 15  # of Lloyd's algorithm
 
 
@@ -49,7 +49,8 @@ class SoftmaxQueries(TokenFeature):
         auto = isinstance(self.temperature, str) and self.temperature == "auto"
         if not auto and not (isinstance(self.temperature, numbers.Real) and self.temperature > 0):
             raise ValueError(f"temperature={self.temperature!r} was given; expected a positive number or 'auto'.")
-        self.register_buffer("queries", centroids(tokens.sampled_tokens(SAMPLE, int(self.seed)), int(self.n_queries)))
+        k = int(self.n_queries)
+        self.register_buffer("queries", centroids(tokens.sampled_tokens(SAMPLE * k, int(self.seed)), k))
 
     def compute(self, tokens: TokenDataset) -> Tensor:
         """``(n, k d)``."""

@@ -39,7 +39,7 @@ class _Look:
 
     at: Evaluation
     images: dict[int, Tensor]
-    """``K_b alpha`` of the blocks in use, and of those about to enter."""
+    """``K_b alpha`` of the blocks in use, of those about to enter, and of those that have just left."""
     own: np.ndarray
     """``(B,)`` ``tr(alpha^T K_b alpha)`` of those blocks; zero for others."""
     polars: np.ndarray
@@ -135,24 +135,29 @@ class _Run:
         """Return where to begin, and the betas to pass through with the gap to reach at each."""
         options, blocks, objective = self.options, self.blocks, self.objective
         beta, V = objective.beta, at.V.double()
-        polars = self._polars(V)
         norms = blocks.norms(Z).numpy()
         goal = (beta, self.monitor.tolerance)
-        if self.ridge.all():
-            return Ridge(-V, self._b(at), at.outputs), torch.zeros(len(polars), dtype=torch.float64), [goal]
-        top = float(polars[~self.ridge].max())
         point = Ridge(-V, self._b(at), at.outputs)
-        if top == 0.0:  # no norm sees a gradient (constant targets or tokens): their blocks stay zero
-            return point, torch.zeros(len(polars), dtype=torch.float64), [goal]
+        nothing = torch.zeros(len(norms), dtype=torch.float64)
+        if self.ridge.all():
+            return point, nothing, [goal]
         if beta * norms.sum() > options.nothing * abs(float(at.value)):  # the solution of a beta near top
-            # a block in use has a polar near beta; one whose gradient has vanished must not count infinitely
-            eta = torch.from_numpy(np.where(self.ridge, 0.0, norms / np.maximum(polars, 1e-6 * top)))
-            stages = self._stages(top, goal)[1:] or [goal]
-            return (*self._predicted(point, eta, max(top / stages[0][0], 1.0)), stages)
+            alpha = blocks.shared(Z, V)
+            own = self._polars(alpha)  # near beta for a block in use; where it vanishes it must not count infinitely
+            top = float(own[~self.ridge & (norms > 0)].max(initial=0.0))
+            if top > 0:
+                eta = torch.from_numpy(np.where(self.ridge, 0.0, norms / np.maximum(own, 1e-6 * top)))
+                stages = self._stages(top, goal)[1:] or [goal]
+                start = Ridge(alpha, point.b, point.outputs)
+                return (*self._predicted(start, eta, max(top / stages[0][0], 1.0)), stages)
+        polars = self._polars(V)
+        top = float(polars[~self.ridge].max())
+        if top == 0.0:  # no norm sees a gradient (constant targets or tokens): their blocks stay zero
+            return point, nothing, [goal]
         stages = self._stages(max(beta, options.first * top), goal)
         first = stages[0][0]
-        start = options.start * (polars / top) ** 4 * max(top / first - 1, 0.0) / blocks.mean_diagonals().numpy()
-        eta = torch.from_numpy(np.where(self.ridge, 0.0, start))
+        start_weights = options.start * (polars / top) ** 4 * max(top / first - 1, 0.0) / blocks.mean_diagonals().numpy()
+        eta = torch.from_numpy(np.where(self.ridge, 0.0, start_weights))
         return Ridge(-V * min(1.0, first / top), point.b, point.outputs), eta, stages
 
     def _stages(self, first: float, goal: tuple[float, float]) -> list[tuple[float, float]]:
@@ -201,8 +206,9 @@ class _Run:
         else:
             dual, _ = dual_value(objective, at, beta / top if top > 0 else math.inf)
         entering = max(0.999 * beta, 0.97 * top)
-        for b in range(len(k)):
-            if k[b] <= 0 and polars[b] > entering:
+        used = self.secant[0] > 0 if self.secant is not None else np.zeros(len(k), dtype=bool)
+        for b in range(len(k)):  # a block that has just left still counts in the change of the gradient
+            if k[b] <= 0 and (polars[b] > entering or used[b]):
                 images[b] = blocks.product(b, point.alpha)
                 own[b] = blocks.squared(b, point.alpha, images[b])
         gap = (primal - dual) / max(abs(primal), 1e-300)

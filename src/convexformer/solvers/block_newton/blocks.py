@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import final
 
 import torch
@@ -80,6 +81,24 @@ class Blocks:
         if len(pieces) == 1:
             return pieces[0].reshape(self.objective.weight_shape)
         return torch.cat([piece.flatten() for piece in pieces])
+
+    def shared(self, Z: Tensor, V: Tensor) -> Tensor:
+        """``(N, c)`` the coefficients that the blocks of ``Z`` share at an optimum, where they are ``-V``.
+
+        Their direction is that of the largest block on coefficients: ``-V`` has the error of the outputs, which ``K`` would
+        magnify. Their length is that of ``-V``. It alone where no block has coefficients.
+        """
+        sizes = [math.prod(block.weight_shape) for block in self.operators]
+        own = [
+            piece.view(block.weight_shape).double()
+            for block, piece in zip(self.operators, Z.flatten().split(sizes), strict=True)
+            if block.on_coefficients
+        ]
+        largest = max(own, key=lambda piece: float(piece.square().sum()), default=None)
+        if largest is None:
+            return -V
+        length = -float((largest * V).sum()) / max(float(largest.square().sum()), 1e-300)
+        return length * largest if length > 0 else -V
 
     def norms(self, Z: Tensor) -> Tensor:
         """``(B,)`` ``s_b |Z_b|`` of any weights; zero for ridges, whose ``k_b`` needs no norm."""

@@ -17,7 +17,7 @@ HALVINGS = 12
 @final
 @dataclass(frozen=True)
 class Ridge:
-    """A point of ``min_alpha F(K alpha + b) + 1/2 tr(alpha^T K alpha)``, all in float64."""
+    """A point of ``min_alpha F(K alpha + b) + 1/2 tr(alpha^T K alpha)``, in float64 or, for folds, in float32."""
 
     alpha: Tensor
     """``(N, c)``."""
@@ -61,24 +61,25 @@ class Metric:
     def _solve(self, R: Tensor) -> Tensor:
         # two triangular solves: cholesky_solve copies the factor first, which takes longer than both
         half = torch.linalg.solve_triangular(self.L, R.to(self.L), upper=False)
-        return torch.linalg.solve_triangular(self.L.mT, half, upper=True).double()
+        return torch.linalg.solve_triangular(self.L.mT, half, upper=True).to(R.dtype)
 
     def solve(self, R: Tensor) -> tuple[Tensor, Tensor]:
         """Solve ``(D^-1 + K) A + 1 b^T = R`` with ``1^T A = 0``; ``b = 0`` where there is no intercept."""
         A = self._solve(R)
         if not self.intercept:
             return A, A.new_zeros(A.shape[1])
-        b = A.sum(0) / self.total
-        return A - self.u * b, b
+        b = A.sum(0) / self.total.to(A)
+        return A - self.u.to(A) * b, b
 
 
 def descend(objective: Objective, metric: Metric, at: Ridge, *, steps: int, memory: int, tolerance: float) -> Ridge:
     """Minimise from ``at`` until the predicted decrease is below ``tolerance`` times the value.
 
     The gradient in the outputs is ``V + alpha``. ``K`` times a step comes out of the metric's own solve, so an iteration
-    costs one pair of triangular solves, and a line search costs nothing but losses.
+    costs one pair of triangular solves, and a line search costs nothing but losses. Works in the dtype of ``at``.
     """
-    loss, rows, w, Y = objective.loss, objective.rows, objective.sample_weight, objective.targets
+    loss, rows, like = objective.loss, objective.rows, at.outputs
+    w, Y, inverse = objective.sample_weight.to(like), objective.targets.to(like), metric.inverse.to(like)
     pairs: list[tuple[Tensor, Tensor, Tensor, Tensor, float]] = []
 
     def dot(a: Tensor, b: Tensor) -> float:
@@ -94,9 +95,9 @@ def descend(objective: Objective, metric: Metric, at: Ridge, *, steps: int, memo
         for df, _, _, y, rho in reversed(pairs):
             shares.append(rho * dot(df, q))
             q -= shares[-1] * y
-        R = q * metric.inverse
+        R = q * inverse
         da, db = metric.solve(R)
-        df = R - da * metric.inverse  # K da + db
+        df = R - da * inverse  # K da + db
         for (sf, sa, sb, y, rho), share in zip(pairs, reversed(shares), strict=True):
             k = share - rho * dot(y, df)
             df, da, db = df + k * sf, da + k * sa, db + k * sb

@@ -35,7 +35,7 @@ class BlockNewtonOptions:
     """Size of the first block weights, in units of the inverse of a block's mean squared feature norm."""
     first: float = 0.1
     """Fraction of ``beta_max`` at which a solve from zero begins."""
-    stride: float = 4.0
+    stride: float = 5.0
     """Factor between the betas that a solve passes through on its way down, each solved to ``passing``."""
     passing: float = 0.03
     """Relative gap of the betas passed through."""
