@@ -64,7 +64,7 @@ def solve(
     clock = Clock(max_time)
     limits = check_limits(tolerance, max_iter, max_time)
     objective = problem.objective
-    pick(solver, objective)  # fail before any work if the solver cannot handle this objective
+    picked = pick(solver, objective)  # fail before any work if the solver cannot handle this objective
     start = None if warm_start is None else _start(problem, warm_start)
     bar = GapBar(f"{problem.head.name}, beta {problem.beta:.3g}", tolerance) if progress else None
     with bar or nullcontext():
@@ -73,6 +73,7 @@ def solve(
             objective,
             limits,
             solver=solver,
+            picked=picked,
             start=start,
             callback=None if callback is None else lambda record, weights: is_true(callback(record, weights)),
             bar=bar,

@@ -90,7 +90,8 @@ def certify_last_layer(
     ``beta`` or ``beta_ratio``; the default is 1e-5 of beta_max for the ridge and 1e-3 for the groups. ``train_fraction``
     must be that of the training, so that the samples are the same. ``seeds`` picks some of the model's. ``solver`` is
     FISTA for the groups unless given: tens of thousands of groups of two weights are cheaper in whole products than one
-    after another.
+    after another. Groups are solved in float32 where the model is in float32, and in float64 from where that ends; the
+    certificate is always in float64.
 
     The result is one certified layer per seed. It is the last layer that is certified, never the stack.
     """
@@ -121,7 +122,7 @@ def certify_last_layer(
             beta=beta,
             beta_ratio=beta_ratio,
             loss="cross_entropy",
-            dtype=torch.float64,
+            dtype=torch.float64 if penalty == "ridge" else sides[0].dtype,
         )
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", ConvergenceWarning)  # the status and the certificate say so

@@ -57,13 +57,17 @@ class AutoGrid:
     """Betas at most: the path goes on, at the same pace, where the best score is at its end (many classes want it)."""
     patience: int = 2
     """Betas without a better score after which a fold ends its path, or one such beyond ``count``."""
-    tolerance: float = 2e-2
-    """Relative gap of the folds' fits, unless the estimator's own is larger."""
+    tolerance: float = 3e-2
+    """Relative gap of the folds' fits at most, unless the estimator's own is larger."""
 
     def ratios(self) -> np.ndarray:
         """Every ratio that a fold may come to."""
         step = (self.last / self.first) ** (1 / (self.count - 1))
         return self.first * step ** np.arange(self.longest)
+
+    def reached(self, estimator: TokenEstimator, options: FoldOptions) -> float:
+        """Return the relative gap to solve to."""
+        return max(min(self.tolerance, options.tolerance), float(estimator.tolerance))
 
     def settled(self, scores: list[float], begin: int = 0) -> bool:
         """Tell whether smaller betas are of no use; scores that are all the same (a common class) say nothing."""
@@ -106,7 +110,7 @@ def auto_path(
     operator = problem.head.program_on(scaled, problem.layout).operator  # once for all betas
     scorer = check_scoring(estimator, scoring=options.scoring)
     weighted = {"sample_weight": w[test]} if w is not None and takes_weight(scorer, options.scoring) else {}
-    solver_options = {**estimator._solver_options(), "tolerance": max(grid.tolerance, options.tolerance)}
+    solver_options = {**estimator._solver_options(), "tolerance": grid.reached(estimator, options)}
     scores, gaps = np.full((2, len(options.ratios)), np.nan)
     found: list[float] = []
     for k, solution in enumerate(uninterrupted(walk(problem, options.ratios, clock=clock, **solver_options))):
@@ -158,7 +162,7 @@ def shared_path(
     ]
     scores, gaps = np.full((len(folds), len(options.ratios)), np.nan), np.full(len(options.ratios), np.nan)
     part, held_out, starts, count = Part(problem.objective), HeldOut(folds), dict[int, Weights](), 0
-    tolerance = max(grid.tolerance, options.tolerance)
+    tolerance = grid.reached(estimator, options)
 
     def visit(k: int, before: Result | None) -> Result | None:
         nonlocal count

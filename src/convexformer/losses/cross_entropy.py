@@ -7,6 +7,7 @@ from typing import final
 
 import torch
 from torch import Tensor
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from convexformer.jit import ready
 from convexformer.losses import softmax_compiled
@@ -24,6 +25,8 @@ from convexformer.losses.softmax_intercept import (
 )
 from convexformer.rows import LOCAL, Rows
 
+MANY_OUTPUTS = 1 << 15
+"""Entries of targets from which it pays to look up their labels."""
 NEARLY_ZERO = 1e-8
 """Of an inexact intercept: the value is then right to all digits, since its error is quadratic in the slope."""
 
@@ -62,6 +65,8 @@ class CrossEntropy(Loss):
         """Both from the same exponentials."""
         if (compiled := softmax_compiled.value_and_gradient(F, Y)) is not None:
             return compiled
+        if (labels := _labels(Y)) is not None:
+            return _of_labels(F, labels)
         top, where = F.max(1, keepdim=True)
         E = F - top
         linear = (Y * E).sum(1)
@@ -129,6 +134,35 @@ class CrossEntropy(Loss):
             return U
         keep, a, q, others = mix_with_constant(r, rows.weighted(w, Y), rows.sum(w))
         return keep * U + a * torch.where(Y == 1, -others, q - Y)
+
+
+def _labels(Y: Tensor) -> Tensor | None:
+    """``(R, 1)`` the labels of one-hot rows, kept as long as they live; None for other rows, for few, and on a GPU.
+
+    With labels at hand a loss takes half as many passes over its outputs, which is what many classes cost on a CPU.
+    """
+    if Y.is_cuda or Y.numel() < MANY_OUTPUTS:
+        return None
+    found = _LABELS.get(Y)
+    if found is None:
+        labels = Y.argmax(1, keepdim=True)
+        rest = Y.scatter(1, labels, 0.0)
+        found = (labels if bool((Y.gather(1, labels) == 1).all()) and not bool(rest.any()) else None,)
+        _LABELS[Y] = found
+    return found[0]
+
+
+_LABELS = WeakTensorKeyDictionary()
+
+
+def _of_labels(F: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """Return losses and gradients for labels ``(R, 1)``, with all their digits where one is all but certain."""
+    top, where = F.max(1, keepdim=True)
+    Q = (F - top).exp_().scatter_(1, where, 0.0)
+    others = Q.sum(1, keepdim=True)
+    values = (top - F.gather(1, labels)).add_(torch.log1p(others))
+    U = Q.scatter_(1, where, 1.0).div_(others.add_(1)).scatter_(1, labels, 0.0)
+    return values[:, 0], U.scatter_(1, labels, -U.sum(1, keepdim=True))
 
 
 def _softmax(F: Tensor) -> Tensor:

@@ -59,6 +59,7 @@ def minimise(
     limits: Limits = Limits(),  # noqa: B008  (frozen)
     *,
     solver: str = "auto",
+    picked: Solver | None = None,
     start: Weights | None = None,
     callback: Callback | None = None,
     bar: GapBar | None = None,
@@ -68,10 +69,11 @@ def minimise(
     """Minimise an objective to a relative duality gap of ``limits.tolerance`` and certify the answer.
 
     ``clock`` is that of a call that began earlier; by default the time starts here. With ``solver="auto"`` a solver that
-    stalls hands over, see :func:`~convexformer.solvers.auto.successors`; one asked for by name runs alone.
+    stalls hands over, see :func:`~convexformer.solvers.auto.successors`; one asked for by name runs alone. ``picked`` is what
+    :func:`pick` has said, where it was asked before.
     """
     clock = Clock(limits.max_time) if clock is None else clock
-    chosen = pick(solver, objective)
+    chosen = picked or pick(solver, objective)
     line = [chosen, *(successors(chosen.name, objective) if solver == "auto" else ())]
     first = 0
     if checkpoint is not None and (found := checkpoint.resume()) is not None:
