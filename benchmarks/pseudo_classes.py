@@ -23,23 +23,29 @@ def main() -> None:
     parser.add_argument("--samples", type=int, default=25)
     options = parser.parse_args()
     with np.load(options.source) as z:
-        X, y = (np.concatenate([z[f"{name}_train"], z[f"{name}_test"]]) for name in ("X", "y"))
+        masked = ("mask",) if "mask_train" in z.files else ()
+        parts = {name: np.concatenate([z[f"{name}_train"], z[f"{name}_test"]]) for name in ("X", "y", *masked)}
         scale = {"scale": z["scale"]} if "scale" in z.files else {}
-    means = X.astype(np.float32).mean(1)
+    X, y = parts["X"], parts.pop("y")
+    real = parts.get("mask", np.ones(X.shape[:2])).astype(np.float32)[..., None]
+    means = (X * real).sum(1) / real.sum(1)
     means = (means - means.mean(0)) / means.std(0)
-    labels, parts = np.unique(y), np.empty(len(y), int)
+    labels, clusters = np.unique(y), np.empty(len(y), int)
     counts = [len(part) for part in np.array_split(np.arange(options.classes), len(labels))]
     for label, count, first in zip(labels, counts, np.cumsum([0, *counts[:-1]]), strict=True):
         rows = np.flatnonzero(y == label)
-        parts[rows] = first + KMeans(count, n_init=3, random_state=0).fit_predict(means[rows])
+        clusters[rows] = first + KMeans(count, n_init=3, random_state=0).fit_predict(means[rows])
     rng, train, test = np.random.default_rng(0), [], []
     for part in range(options.classes):
-        rows = rng.permutation(np.flatnonzero(parts == part))
+        rows = rng.permutation(np.flatnonzero(clusters == part))
         cut = min(options.samples, max(1, int(0.75 * len(rows))))
         train.extend(rows[:cut])
         test.extend(rows[cut:])
     a, b = rng.permutation(train), rng.permutation(test)
-    np.savez(options.target, X_train=X[a], y_train=parts[a], X_test=X[b], y_test=parts[b], **scale)
+    sides = {
+        f"{name}_{side}": values[rows] for side, rows in (("train", a), ("test", b)) for name, values in parts.items()
+    }
+    np.savez(options.target, y_train=clusters[a], y_test=clusters[b], **sides, **scale)
     print(f"{len(a):,} training and {len(b):,} test samples of {options.classes} pseudo-classes")
 
 

@@ -23,6 +23,7 @@ from convexformer.losses import (
     SoftmaxHessian,
     Squared,
     SquaredHinge,
+    cross_entropy,
     softmax_compiled,
     softmax_intercept,
 )
@@ -586,3 +587,20 @@ def test_an_inexact_intercept_of_few_classes_is_right_to_eight_digits():
 
 def one_hot_rows(n, c):
     return torch.nn.functional.one_hot(torch.arange(n) % c, c).double()
+
+
+@pytest.mark.parametrize("spread", [1.0, 40.0])
+def test_losses_of_many_labels_are_those_of_probabilities(spread, monkeypatch):
+    """Labels are looked up once and save passes; rows of probabilities that are no labels go the general way."""
+    generator = torch.Generator().manual_seed(0)
+    F = spread * torch.randn((500, 80), generator=generator, dtype=torch.float64)
+    Y = torch.nn.functional.one_hot(torch.randint(80, (500,), generator=generator), 80).double()
+    F[:100] += 60 * Y[:100]  # all but certain
+    quick = CrossEntropy().value_and_gradient(F, Y)
+    monkeypatch.setattr(cross_entropy, "MANY_OUTPUTS", math.inf)
+    for found, expected in zip(quick, CrossEntropy().value_and_gradient(F, Y), strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-12, atol=0.0)
+    monkeypatch.undo()
+    soft = 0.9 * Y + 0.1 / 80
+    assert cross_entropy._labels(soft) is None
+    torch.testing.assert_close(CrossEntropy().value_and_gradient(F, soft)[0], CrossEntropy().value(F, soft))

@@ -15,13 +15,14 @@ from sklearn.model_selection import GroupKFold
 
 import convexformer as cf
 from convexformer.data import TokenDataset
-from convexformer.estimators import portfolio, race, search
+from convexformer.estimators import part, portfolio, race, search
 from convexformer.estimators.held_out import HeldOut
 from convexformer.features import base
 from convexformer.features.random_features import n_random_features
 from convexformer.gauges import FrobeniusNorm, Ridge, ScaledPenalty
 from convexformer.solvers.block_newton import block_newton
 from convexformer.solvers.block_newton.blocks import Blocks
+from convexformer.solvers.run import Limits
 from convexformer.testing import check_head, check_penalty
 from convexformer.weights import Representer, Weights
 
@@ -318,6 +319,55 @@ def test_shared_folds_refit_coefficients_without_the_samples_left_out(data):
     np.testing.assert_allclose(*centred, atol=1e-4)
 
 
+def test_half_of_the_samples_have_the_block_weights_of_all(monkeypatch):
+    """The part is the program of its rows, with every class in it; the search solves that of all samples at the end."""
+    X, y = (np.asarray(part)[:400] for part in cf.data.digits(patch=2))
+    problem = cf.Problem(H.portfolio(), X, y, beta_ratio=1.0, intercept=True, dtype=torch.float32)
+    monkeypatch.setattr(part, "LEAST", 100)
+    half = part.Part(problem.objective)
+    assert 200 <= len(half.rows) <= 210
+    assert len(np.unique(y[half.rows])) == 10
+    alone = cf.Problem(problem.head, X, y, beta_ratio=1.0, intercept=True, dtype=torch.float32).objective
+    rows = half.rows.numpy()
+    Z, alpha = [], torch.randn(len(rows), 10, generator=torch.Generator().manual_seed(0))
+    for block in alone.operator.blocks():  # the same function, by all samples and by those of the part
+        every = torch.zeros(400, 10)
+        every[half.rows] = alpha
+        Z.append(block.represent(every).flatten())
+    both = alone.apply(torch.cat(Z))[rows], half.objective.apply(alpha.repeat(7, 1).flatten())
+    torch.testing.assert_close(*both, atol=1e-4, rtol=1e-4)
+    assert float(half.objective.penalty.value(alpha.repeat(7, 1).flatten())) == pytest.approx(
+        float(alone.penalty.value(torch.cat(Z))), rel=1e-4
+    )
+    found = half.solve(0.01, None, Limits(1e-2))
+    whole = cf.solve(problem.with_beta(0.01 * problem.beta_max), tolerance=1e-2)
+    blocks = Blocks(problem.objective)
+    own = blocks.norms(whole.weights.Z) / whole.beta
+    shares = [eta / eta.sum() for eta in (half.block_weights(found, 0.01), own)]
+    assert float((shares[0] - shares[1]).abs().max()) < 0.25
+    model = cf.TokenClassifierCV(head="auto", cv=3).fit(X, y)
+    assert model.certificate_.meets(1e-3)
+    assert model.certify(X, y).primal == pytest.approx(model.certificate_.primal)
+
+
+def test_rare_classes_and_weightless_samples_are_in_every_part(monkeypatch):
+    monkeypatch.setattr(part, "LEAST", 100)
+    rng = np.random.default_rng(0)
+    X, y = rng.normal(size=(420, 2, 3)), np.r_[np.zeros(400, int), [1] * 19, [2]]
+    w = np.ones(420)
+    w[400:409] = 0
+    problem = cf.Problem(H.portfolio(), X, y, beta_ratio=1.0, intercept=True, sample_weight=w)
+    rows = part.Part(problem.objective).rows.numpy()
+    assert {0, 1, 2} == set(y[rows][w[rows] > 0])
+
+
+def test_a_solution_is_a_start_that_needs_no_second_way_down(data):
+    X, y, mask = data
+    problem = cf.Problem(HEADS["norms"], X, y, beta_ratio=0.02, mask=mask, intercept=True)
+    solution = cf.solve(problem, tolerance=1e-5)
+    assert cf.solve(problem, tolerance=1e-4, warm_start=solution).n_iter <= 2 < solution.n_iter
+
+
 def test_shared_folds_choose_as_folds_do_and_repeat_themselves(tmp_path):
     X, y = (np.asarray(part)[:300] for part in cf.data.digits(patch=2))
     shared = cf.TokenClassifierCV(head="auto", cv=3).fit(X, y)
@@ -458,18 +508,19 @@ def test_the_search_on_constant_data_is_a_constant(validation, constant, data):
 @pytest.mark.parametrize("validation", ["shared", "folds"])
 def test_weights_that_a_stalled_solve_leaves_in_float64_are_scored(validation, data, monkeypatch):
     X, y, _ = data
-    walked = portfolio.walk
+    walked, minimised, seen = portfolio.walk, part.minimise, []
 
-    def in_float64(*args, **options):
-        for solution in walked(*args, **options):
-            yield replace(solution, weights=solution.weights.to(dtype=torch.float64))
+    def double(found):
+        seen.append(found)
+        return replace(found, weights=found.weights.to(dtype=torch.float64))
 
-    monkeypatch.setattr(portfolio, "walk", in_float64)
+    monkeypatch.setattr(portfolio, "walk", lambda *args, **options: map(double, walked(*args, **options)))
+    monkeypatch.setattr(part, "minimise", lambda *args, **options: double(minimised(*args, **options)))
     model = cf.TokenClassifierCV("auto", cv=3, validation=validation).fit(X, y)
+    assert seen
     assert model.certificate_.meets(1e-3)
 
 
-@pytest.mark.filterwarnings("ignore")
 def test_a_score_that_is_undefined_is_named(data):
     """R^2 of one sample; NaN means a beta that a fold has not come to, so it would be read as too little time."""
     X, y, _ = data

@@ -202,10 +202,15 @@ def shared_path(
 
 def _unproved(problem: Problem, weights: Weights) -> Solution:
     """Return weights as a solution that claims nothing: what a scorer sees of a fold's estimator."""
-    proof = Certificate(math.inf, -math.inf, "none", 0.0, {}, "a start, not solved yet")
-    own = {"head": problem.head, "layout": problem.layout, "loss": problem.loss, "beta": problem.beta}
-    run = {"status": Status.MAX_ITER, "history": (), "n_iter": 0, "seconds": 0.0, "solver": ""}
-    return Solution(weights=weights, certificate=proof, **own, **run)
+    return Solution(
+        weights=weights,
+        head=problem.head,
+        layout=problem.layout,
+        loss=problem.loss,
+        beta=problem.beta,
+        certificate=Certificate(math.inf, -math.inf, "none", 0.0, {}, "a start, not solved yet"),
+        status=Status.MAX_ITER,
+    )
 
 
 def _says(estimator: TokenEstimator, outputs: Tensor) -> None:

@@ -69,8 +69,8 @@ def minimise(
     """Minimise an objective to a relative duality gap of ``limits.tolerance`` and certify the answer.
 
     ``clock`` is that of a call that began earlier; by default the time starts here. With ``solver="auto"`` a solver that
-    stalls hands over, see :func:`~convexformer.solvers.auto.successors`; one asked for by name runs alone. ``picked`` is what
-    :func:`pick` has said, where it was asked before.
+    stalls hands over, see :func:`~convexformer.solvers.auto.successors`; one asked for by name runs alone. ``picked`` is
+    what :func:`pick` has said, where it was asked before.
     """
     clock = Clock(limits.max_time) if clock is None else clock
     chosen = picked or pick(solver, objective)

@@ -156,7 +156,9 @@ class _Run:
             return point, nothing, [goal]
         stages = self._stages(max(beta, options.first * top), goal)
         first = stages[0][0]
-        start_weights = options.start * (polars / top) ** 4 * max(top / first - 1, 0.0) / blocks.mean_diagonals().numpy()
+        start_weights = (
+            options.start * (polars / top) ** 4 * max(top / first - 1, 0.0) / blocks.mean_diagonals().numpy()
+        )
         eta = torch.from_numpy(np.where(self.ridge, 0.0, start_weights))
         return Ridge(-V * min(1.0, first / top), point.b, point.outputs), eta, stages
 
