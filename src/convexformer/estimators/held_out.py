@@ -18,7 +18,9 @@ from convexformer.solvers.block_newton.blocks import Blocks
 from convexformer.solvers.block_newton.metric import Metric, Ridge, descend
 from convexformer.weights import Weights
 
-STEPS = 40  # of L-BFGS at most, all with one Cholesky factor; some five as a rule, more at the first beta
+STEPS = (
+    100  # of L-BFGS at most, all with one Cholesky factor; some five as a rule, fifty at the first beta of 101 classes
+)
 TOLERANCE = 2e-3  # predicted decrease at which a fold's fit ends, relative to its objective: scores see no less
 MEMORY = 8
 
