@@ -45,9 +45,11 @@ class WorkingSetOptions:
     widest_token: int = 512
     """Width of tokens up to which blocks are minimised exactly, by the spectrum of their Gram matrix."""
     gap_share: float = 0.05
-    """A round ends at this fraction of the gap of the whole problem."""
+    complete_share: float = 0.01
+    """A round ends at this fraction of the gap of the whole problem: the second where the last slices were enough."""
     sweeps: int = 8
-    """Sweeps of block descent between two extrapolations."""
+    fewest_sweeps: int = 3
+    """Sweeps of block descent between two extrapolations: as many as the last rate lets expect to suffice, within these."""
     sweeps_of_model: int = 2
     """Sweeps over one quadratic model of a loss that is not quadratic (CIFAR-10, TREC, digits: two beat one and three)."""
     curvature_floor: float = 0.1
