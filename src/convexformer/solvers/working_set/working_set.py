@@ -76,8 +76,9 @@ class WorkingSet(Solver):
                 break
             assert isinstance(point.M, Tensor)
             slices, complete = self._slices(rung, Z, point.M, last)
-            wanted = 0.5 * self.options.rung_gap if rungs else 0.3 * monitor.tolerance
-            share = self.options.complete_share if complete else self.options.gap_share
+            own = self.options
+            share, margin = (own.complete_share, own.complete_margin) if complete else (own.gap_share, own.gap_margin)
+            wanted = 0.5 * self.options.rung_gap if rungs else margin * monitor.tolerance
             goal, last = max(share * gap, wanted) * scale, slices
             context = StepContext(at, point, gap, rung.beta)
             Z = step.round(slices, context, goal, lambda: monitor.late)
