@@ -34,6 +34,7 @@ from convexformer.estimators.part import Part
 from convexformer.operators import Operator
 from convexformer.path import walk
 from convexformer.problem import Problem
+from convexformer.progress import step_bar
 from convexformer.solution import Solution
 from convexformer.solvers.run import Limits, Result
 from convexformer.solvers.status import Status
@@ -182,21 +183,24 @@ def shared_path(
         for row, outputs, (X, y, weight) in zip(scores, fits, parts, strict=True):
             _says(voice, outputs.squeeze(-1) if problem.layout.squeeze else outputs)
             row[k] = one_number(scorer(voice, X, y, **weight))
+        if bar is not None:
+            bar.advance()
         return found
 
-    first = found = visit(grid.begin, None)
-    means = [float(scores[:, grid.begin].mean())]
-    for k in range(grid.begin + 1, len(options.ratios)):
-        if found is None or clock.late or grid.settled(means, grid.begin):
-            break
-        found = visit(k, found)
-        means.append(float(scores[:, k].mean()))
-    if first is not None and int(np.nanargmax(means)) == 0:  # the best score is where the path began: look above, too
-        found = first
-        for k in reversed(range(grid.begin)):
-            found = None if clock.late else visit(k, found)
-            if found is None or scores[:, k].mean() < scores[:, k + 1].mean():
+    with step_bar("betas", len(options.ratios), shown=bool(estimator.verbose)) as bar:
+        first = found = visit(grid.begin, None)
+        means = [float(scores[:, grid.begin].mean())]
+        for k in range(grid.begin + 1, len(options.ratios)):
+            if found is None or clock.late or grid.settled(means, grid.begin):
                 break
+            found = visit(k, found)
+            means.append(float(scores[:, k].mean()))
+        if first is not None and int(np.nanargmax(means)) == 0:  # the best score is where the path began: look above
+            found = first
+            for k in reversed(range(grid.begin)):
+                found = None if clock.late else visit(k, found)
+                if found is None or scores[:, k].mean() < scores[:, k + 1].mean():
+                    break
     return SharedPath(scores, gaps, starts, count)
 
 
