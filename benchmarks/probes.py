@@ -3,13 +3,13 @@
     OMP_NUM_THREADS=1 python benchmarks/probes.py digits tokens.npz ... [--seeds 3] [--quick] [--json out.json]
 
 ``digits`` is the built-in set; a file holds ``X_train (N, s, d)``, ``y_train``, ``X_test``, ``y_test`` and, optionally,
-``mask_train``, ``mask_test`` and ``scale`` (by which tokens are multiplied). Seed 0 has the file's own split; every other
-seed draws a new one of the same sizes out of all samples. Each model chooses its hyperparameters on the training part alone
-(``auto`` and logistic regression by the same number of folds, the attentive probes on 20% of it) and is scored once on the
-test part. Seconds are CPU seconds of this process and its children, all fits included, after one fit to 100 digits that loads
-libraries. ``±`` is the standard deviation over 1,000 bootstrap samples of the test set of seed 0, ``spread`` that over seeds.
-``log-loss`` and ``ECE`` (15 bins) measure the probabilities. ``--models`` names the models to run; ``auto, folds of its own``
-fits maps and block weights in each fold.
+``mask_train``, ``mask_test`` and ``scale`` (by which tokens are multiplied). Seed 0 has the file's own split; every
+other seed draws a new one of the same sizes out of all samples. Each model chooses its hyperparameters on the training
+part alone (``auto`` and logistic regression by the same number of folds, the attentive probes on 20% of it) and is
+scored once on the test part. Seconds are CPU seconds of this process and its children, all fits included, after one fit
+to 100 digits that loads libraries. ``±`` is the standard deviation over 1,000 bootstrap samples of the test set of seed
+0, ``spread`` that over seeds. ``log-loss`` and ``ECE`` (15 bins) measure the probabilities. ``--models`` names the
+models to run; ``auto, folds of its own`` fits maps and block weights in each fold.
 """
 
 from __future__ import annotations
