@@ -113,7 +113,7 @@ def test_sweeps_never_raise_the_objective(loss):
         descent._sweep(groups)
         values.append(descent._value(descent.S, descent.Z, groups))
     assert all(b <= a + 1e-12 * values[0] for a, b in pairwise(values))
-    weights = torch.from_numpy(descent.Z).view(24, 3, 3).transpose(1, 2)
+    weights = descent.weights()
     exact = float(problem.objective.evaluate(problem.operator.apply(weights)).value) + problem.beta * float(
         problem.penalty.value(weights)
     )

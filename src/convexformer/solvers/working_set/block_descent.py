@@ -30,10 +30,10 @@ from convexformer.solvers.working_set.store import BlockStore
 class BlockDescent(WorkingSetStep):
     """A descent on growing sets of groups.
 
-    Weights by group ``Z: (J, d)``; a state ``S: (c, N)`` that is linear in them; ``R: (c, N)`` the gradient of the loss in
-    the outputs; ``G: (J, d)`` gradients at the end of the last round, and ``gradient_correction``, what float32 features
-    leave out of the float64 gradient: a constant within a round, so that rounds end at the optimum in float64 (iterative
-    refinement). Outputs and gradients carry ``sqrt(w)``, as the features do.
+    Weights by group ``Z: (J, d)``, in the channels of the store; a state ``S: (c, N)`` that is linear in them; ``R: (c, N)``
+    the gradient of the loss in the outputs; ``G: (J, d)`` gradients at the end of the last round, and
+    ``gradient_correction``, what float32 features leave out of the float64 gradient: a constant within a round, so that
+    rounds end at the optimum in float64 (iterative refinement). Outputs and gradients carry ``sqrt(w)``, as the features do.
     """
 
     def __init__(self, objective: Objective, Z: Tensor, at: Evaluation, options: WorkingSetOptions) -> None:
@@ -42,6 +42,10 @@ class BlockDescent(WorkingSetStep):
         self.shape = Z.shape
         self.divisor = np.where(self.store.root > 0, self.store.root, 1.0)
         self.Z = _by_group(Z).copy()
+        used = self.store.used(self.Z)
+        self.store.load(used)
+        self.store.prepare(used)
+        self.store.to_axes(self.Z, used)
         self.G = np.zeros_like(self.Z)
         self.gradient_correction = np.zeros_like(self.Z)
         self.known = np.zeros(len(self.Z), bool)  # whose G belongs to R
@@ -67,6 +71,8 @@ class BlockDescent(WorkingSetStep):
             self.known[:] = False
         if at.gap < self.options.refine_from:
             self._gradients(np.flatnonzero(chosen & ~self.known))
+            M = M.copy()
+            self.store.to_axes(M, slices)
             self.gradient_correction[groups] = -M[groups] - self.G[groups]
         least = at.gap * (float(at.evaluation.value) + self.beta * float(_norms(self.Z).sum()))
         patience = self.options.patience
@@ -99,8 +105,14 @@ class BlockDescent(WorkingSetStep):
             self.newton.sweeps_are_slow = (
                 idle >= self.options.newton.idle_quadratic if self.objective.loss.quadratic else slow
             )
+        return self.weights()
+
+    def weights(self) -> Tensor:
+        """Return all weights ``([g,] s, d, c)``, in the channels of the objective."""
         d, c = self.shape[-2:]
-        Z = torch.from_numpy(self.Z.copy()).view(*self.shape[:-2], c, d).transpose(-1, -2)
+        found = self.Z.copy()
+        self.store.from_axes(found, self.store.used(found))
+        Z = torch.from_numpy(found).view(*self.shape[:-2], c, d).transpose(-1, -2)
         return Z.to(self.objective.operator.like.dtype).contiguous()
 
     @abstractmethod

@@ -3,6 +3,9 @@
 Groups are numbered ``j``; group ``j`` is the column ``z_j: (d,)`` of token ``token[j]``, gate ``gate[j]`` and output
 ``output[j]``. Its features are ``X[token[j]]: (N, d)``, of which the gate keeps ``rows[first[gate] : first[gate + 1]]``.
 ``R: (c, N)`` holds the residuals ``sqrt(w) (f - y)``; the rows of ``X`` carry the same ``sqrt(w)``.
+
+Without gates the channels of a token are its principal axes from its first move on (:func:`first_visit`): blocks are then
+diagonal, and nothing need be turned any more.
 """
 
 from __future__ import annotations
@@ -16,6 +19,10 @@ from convexformer.jit import njit
 
 NEWTON_STEPS = 50
 GATHERED_ROWS = 4096  # rows gathered at a time
+WIDE = 128  # channels from which spectra are computed in float32, in half the time
+FLOOR = (
+    2e-6  # of the largest eigenvalue: more than float32 gets wrong, so that blocks have no less curvature than is true
+)
 RETRIES = 8  # of a step that meets more curvature than its block was given
 CURVATURE_SLACK, LARGER_SCALE = 1.05, 1.3  # a step may meet so much more; a block's scale then grows by this at least
 
@@ -64,9 +71,15 @@ def _move(X: Any, rows: Any, step: Any, r: Any, root: Any, total: float) -> None
 
 
 @njit(cache=True, fastmath=True, nogil=True)
-def _target(U: Any, values: Any, g: Any, z: Any, q: Any) -> float:
-    """``q = U^T (Gram z - g)``, in the eigenbasis ``U``; return its squared norm."""
+def _target(U: Any, values: Any, g: Any, z: Any, rotated: bool, q: Any) -> float:
+    """``q = U^T (Gram z - g)``, in the eigenbasis ``U``, that of ``g`` and ``z`` if ``rotated``; return its squared norm."""
     d = q.shape[0]
+    if rotated:
+        size = 0.0
+        for a in range(d):
+            q[a] = values[a] * z[a] - g[a]
+            size += q[a] * q[a]
+        return size
     turned = np.zeros(d)
     for a in range(d):
         q[a] = 0.0
@@ -149,22 +162,24 @@ def prepare(X: Any, rows: Any, root: Any, total: float, values: Any, vectors: An
     for a in range(d):
         for b in range(d):
             gram[a, b] -= mean[a] * mean[b] * total
-    lam, U = np.linalg.eigh(gram)
-    for a in range(d):
-        values[a] = max(lam[a], 0.0)
-        for b in range(d):
-            vectors[a, b] = U[a, b]
+    if d < WIDE:
+        lam, U = np.linalg.eigh(gram)
+        values[:], vectors[:] = np.maximum(lam, 0.0), U
+    else:
+        single, axes = np.linalg.eigh(gram.astype(np.float32))
+        values[:], vectors[:] = np.maximum(single, FLOOR * single[d - 1]), axes
 
 
 @njit(cache=True, nogil=True)
-def minimise(g: Any, z: Any, beta: float, U: Any, values: Any, scale: float, step: Any) -> float:
+def minimise(g: Any, z: Any, beta: float, U: Any, values: Any, rotated: bool, scale: float, step: Any) -> float:
     """Set ``step`` to the way from ``z`` to the minimiser over its block; return the squared length of the step.
 
-    The block's curvature is taken as ``scale`` times its Gram matrix ``U diag(values) U^T``.
+    The block's curvature is taken as ``scale`` times its Gram matrix ``U diag(values) U^T``, or ``diag(values)`` where
+    the channels are ``rotated`` to its axes.
     """
     d = z.shape[0]
     q, curvatures = np.empty(d), scale * values
-    square = _target(U, curvatures, g, z, q)
+    square = _target(U, curvatures, g, z, rotated, q)
     if square <= beta * beta:
         for a in range(d):
             step[a] = 0.0
@@ -173,7 +188,9 @@ def minimise(g: Any, z: Any, beta: float, U: Any, values: Any, scale: float, ste
         nu = _length(q, curvatures, beta, (np.sqrt(square) - beta) / top if top > 0.0 else 0.0)
         for a in range(d):
             q[a] *= nu / (curvatures[a] * nu + beta)
-        _turn_back(U, q, step)
+            step[a] = q[a]
+        if not rotated:
+            _turn_back(U, q, step)
     change = 0.0
     for a in range(d):
         step[a] -= z[a]
@@ -193,23 +210,32 @@ def at_rest(g: Any, correction: Any, z: Any, beta: float) -> bool:
 
 
 @njit(cache=True, nogil=True)
-def _spectrum(k: int, u: int, data: Any, spectra: Any) -> int:
-    """Return the number of the slice of token ``k`` and gate ``u``; its spectrum is computed where it is not yet."""
+def prepare_slices(slices: Any, data: Any, spectra: Any) -> None:
+    """Compute the spectra of these slices, where they are not known yet; without gates turn their tokens to those axes."""
     X, rows, first, root, total = data
-    values, vectors, means, ready = spectra
-    b = u * X.shape[0] + k
-    if not ready[b]:
+    values, vectors, means, ready, rotated = spectra
+    for b in slices:
+        if ready[b]:
+            continue
+        k, u = b % X.shape[0], b // X.shape[0]
         prepare(X[k], rows[first[u] : first[u + 1]], root, total, values[b], vectors[b], means[b])
         ready[b] = True
-    return b
+        if rotated:
+            axes = vectors[b].astype(np.float32)
+            for start in range(0, X.shape[1], GATHERED_ROWS):
+                X[k, start : start + GATHERED_ROWS] = np.dot(X[k, start : start + GATHERED_ROWS], axes)
+            means[b] = np.dot(means[b], vectors[b])
 
 
 @njit(cache=True, nogil=True)
-def prepare_slices(slices: Any, data: Any, spectra: Any) -> None:
-    """Compute the spectra of these slices, where they are not known yet."""
-    s = data[0].shape[0]
-    for b in slices:
-        _spectrum(b % s, b // s, data, spectra)
+def first_visit(b: int, data: Any, spectra: Any, G: Any, correction: Any, n_outputs: int) -> None:
+    """Prepare slice ``b``, whose weights are zero; its gradients ``G: (m, d)`` and corrections follow the channels."""
+    prepare_slices(np.full(1, b), data, spectra)
+    vectors, rotated = spectra[1], spectra[4]
+    if rotated:
+        G[:] = np.dot(G, vectors[b])
+        own = slice(b * n_outputs, (b + 1) * n_outputs)
+        correction[own] = np.dot(correction[own], vectors[b])
 
 
 @njit(cache=True, nogil=True)
@@ -220,15 +246,18 @@ def sweep(groups: Any, index: Any, data: Any, spectra: Any, beta: float, Z: Any,
     """
     token, gate, output = index
     X, rows, first, root, total = data
-    values, vectors = spectra[:2]
-    g, step = np.empty(Z.shape[1]), np.empty(Z.shape[1])
+    values, vectors, _, ready, rotated = spectra
+    G, step = np.empty((1, Z.shape[1])), np.empty(Z.shape[1])
+    g = G[0]
     for j in groups:
         own = rows[first[gate[j]] : first[gate[j] + 1]]
         _gradient(X[token[j]], own, R[output[j]], g)
         if at_rest(g, correction[j], Z[j], beta):
             continue
-        b = _spectrum(token[j], gate[j], data, spectra)
-        if minimise(g, Z[j], beta, vectors[b], values[b], 1.0, step) > 0.0:
+        b = gate[j] * X.shape[0] + token[j]
+        if not ready[b]:
+            first_visit(b, data, spectra, G, correction, R.shape[0])
+        if minimise(g, Z[j], beta, vectors[b], values[b], rotated, 1.0, step) > 0.0:
             Z[j] += step
             _move(X[token[j]], own, step, R[output[j]], root, total)
 
@@ -315,18 +344,21 @@ def prox_newton_sweep(
     """
     token, gate, output = index
     X, rows, first, root, total = data
-    values, vectors, means, _ = spectra
-    g, step, u = np.empty(Z.shape[1]), np.empty(Z.shape[1]), np.empty(R.shape[1])
+    values, vectors, means, ready, rotated = spectra
+    G, step, u = np.empty((1, Z.shape[1])), np.empty(Z.shape[1]), np.empty(R.shape[1])
+    g = G[0]
     for j in groups:
         k, l = token[j], output[j]
         open_rows = rows[first[gate[j]] : first[gate[j] + 1]]
         _gradient(X[k], open_rows, R[l], g)
         if at_rest(g, correction[j], Z[j], beta):
             continue
-        b = _spectrum(k, gate[j], data, spectra)
+        b = gate[j] * X.shape[0] + k
+        if not ready[b]:
+            first_visit(b, data, spectra, G, correction, R.shape[0])
         centre(g, means[b], R[l], root)
         for _ in range(RETRIES):
-            if minimise(g, Z[j], beta, vectors[b], values[b], scales[j], step) == 0.0:
+            if minimise(g, Z[j], beta, vectors[b], values[b], rotated, scales[j], step) == 0.0:
                 break
             met = _outputs(X[k], open_rows, means[b], step, own[l], root, total, u)
             if met <= CURVATURE_SLACK * scales[j] or scales[j] >= largest:

@@ -36,7 +36,8 @@ class TokenSupport(SupportMap):
         slices = gate * len(X) + token
         self.values = values[slices]
         self.token_starts, self.slice_starts = _runs(token), _runs(slices)
-        self.axes = vectors[slices[self.slice_starts[:-1]]].astype(np.float32)  # (runs, d, d)
+        runs = slices[self.slice_starts[:-1]]
+        self.axes = vectors[runs if self.gated else runs[:0]].astype(np.float32)  # (runs, d, d)
 
     def apply(self, P: np.ndarray, b: np.ndarray, *, exact: bool = False) -> np.ndarray:
         """``sum_j D_j X_k p_j`` into the rows of the outputs."""
@@ -73,12 +74,12 @@ class TokenSupport(SupportMap):
         return found
 
     def turn(self, P: np.ndarray) -> np.ndarray:
-        """``U^T p`` for each group."""
-        return self._turned(P, back=False)
+        """``U^T p`` for each group; without gates the channels are those axes."""
+        return self._turned(P, back=False) if self.gated else P
 
     def turn_back(self, P: np.ndarray) -> np.ndarray:
         """``U p`` for each group."""
-        return self._turned(P, back=True)
+        return self._turned(P, back=True) if self.gated else P
 
     def _turned(self, P: np.ndarray, *, back: bool) -> np.ndarray:
         out = np.empty(P.shape)
