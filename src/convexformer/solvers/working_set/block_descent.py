@@ -66,9 +66,8 @@ class BlockDescent(WorkingSetStep):
         groups = np.flatnonzero(chosen)
         growing = float(np.mean(~self.last[groups])) > 0.3 if len(groups) else False
         self.last = chosen
-        if at.gap < self.options.exact_from:
-            self._take(at.evaluation)
-            self.known[:] = False
+        self._take(at.evaluation)  # what float32 steps have left behind in the state
+        self.known[:] = False
         if at.gap < self.options.refine_from:
             self._gradients(np.flatnonzero(chosen & ~self.known))
             M = M.copy()
@@ -153,6 +152,11 @@ class BlockDescent(WorkingSetStep):
 
     def _gradients(self, groups: np.ndarray) -> None:
         compiled.gradients(groups, self.store.index, self.store.data, self.R, self.G)
+
+    def _at_once(self, groups: np.ndarray, starts: np.ndarray) -> bool:
+        """Tell whether sweeps move all columns of a slice at once: there are several, and float32 is exact enough."""
+        several = len(groups) >= self.options.columns_at_once * (len(starts) - 1) > 0
+        return several and self.gap > self.options.single_until
 
     def _newton(self, active: np.ndarray, gap: float, late: Callable[[], bool]) -> None:
         """Take a Newton step on these groups."""

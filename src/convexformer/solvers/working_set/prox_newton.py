@@ -103,11 +103,10 @@ class ProxNewtonDescent(BlockDescent):
         largest = self.objective.loss.curvature
         model: tuple[Any, ...] = (self.R.copy(), self.H, self.own, self.softmax_hessian, self.scales, largest, self.D)
         weights: tuple[Any, ...] = (self.beta, self.Z, self.gradient_correction)
-        cuts = np.flatnonzero(np.diff(at.slice[groups])) + 1
-        several = len(groups) >= self.options.columns_at_once * (len(cuts) + 1)
-        starts = np.concatenate([[0], cuts, [len(groups)]])
+        starts = at.starts(groups)
+        at_once = self._at_once(groups, starts)
         for _ in range(self.options.sweeps_of_model):
-            if several and self.gap > self.options.single_until:  # products in float32
+            if at_once:
                 token_sweep(groups, starts, at.index, at.data, at.gates, at.gated, at.spectra, *weights, *model)
             else:
                 compiled.prox_newton_sweep(groups, at.index, at.data, at.spectra, *weights, *model)

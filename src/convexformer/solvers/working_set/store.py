@@ -80,6 +80,11 @@ class BlockStore:
         """Return the slices whose weights are not all zero."""
         return np.flatnonzero(Z.reshape(len(Z) // self.n_outputs, -1).any(1))
 
+    def starts(self, groups: np.ndarray) -> np.ndarray:
+        """Return where the slices of these groups, which are in order, begin, and the end of the last."""
+        cuts = np.flatnonzero(np.diff(self.slice[groups])) + 1
+        return np.concatenate([[0], cuts, [len(groups)]])
+
     def support(self, groups: np.ndarray) -> TokenSupport:
         """Return the map of these groups, sorted by token, for Newton's method; their tokens are loaded."""
         self.prepare(np.unique(self.slice[groups]))

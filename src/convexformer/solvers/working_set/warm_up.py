@@ -29,10 +29,10 @@ def _compile_all(quadratic: bool) -> None:
     compiled.gradients(groups, store.index, store.data, R, G)
     if quadratic:
         compiled.sweep(groups, store.index, store.data, store.spectra, 1.0, Z, correction, R)
-    else:
-        H, own, D, scales = np.full((2, 2), 0.5), np.full((2, 2), 0.25), np.zeros((2, 2)), np.ones(2)
-        model: tuple[Any, ...] = (1.0, Z, correction, R, H, own, True, scales, 1.0, D)
+    H, own, D, scales = np.full((2, 2), 0.5), np.full((2, 2), 0.25), np.zeros((2, 2)), np.ones(2)
+    model: tuple[Any, ...] = (1.0, Z, correction, R, H, own, not quadratic, scales, 1.0, D)
+    token_sweep(groups, starts, store.index, store.data, store.gates, store.gated, store.spectra, *model)
+    if not quadratic:
         compiled.prox_newton_sweep(groups, store.index, store.data, store.spectra, *model)
-        token_sweep(groups, starts, store.index, store.data, store.gates, store.gated, store.spectra, *model)
     support = store.support(groups)
     support.turn_back(support.turn(support.adjoint(support.apply(Z, np.zeros(2)))[0]))
