@@ -34,5 +34,8 @@ def _compile_all(quadratic: bool) -> None:
     token_sweep(groups, starts, store.index, store.data, store.gates, store.gated, store.spectra, *model)
     if not quadratic:
         compiled.prox_newton_sweep(groups, store.index, store.data, store.spectra, *model)
-    support = store.support(groups)
-    support.turn_back(support.turn(support.adjoint(support.apply(Z, np.zeros(2)))[0]))
+    for gates in (None, torch.ones((2, 1), dtype=torch.bool)):  # only slices with gates are turned
+        store = BlockStore(TokenFeatures(features, gates), torch.ones(2, dtype=torch.float64), 2, True)
+        store.load(np.zeros(1, int))
+        support = store.support(groups)
+        support.turn_back(support.turn(support.adjoint(support.apply(Z, np.zeros(2)))[0]))
