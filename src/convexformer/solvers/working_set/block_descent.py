@@ -36,8 +36,13 @@ class BlockDescent(WorkingSetStep):
     rounds end at the optimum in float64 (iterative refinement). Outputs and gradients carry ``sqrt(w)``, as the features do.
     """
 
-    def __init__(self, objective: Objective, Z: Tensor, at: Evaluation, options: WorkingSetOptions) -> None:
-        self.objective, self.store, self.beta = objective, BlockStore.of(objective), objective.beta
+    def __init__(
+        self, objective: Objective, Z: Tensor, at: Evaluation, options: WorkingSetOptions, tolerance: float = 0.0
+    ) -> None:
+        width, from_tolerance = options.single_spectra
+        single = Z.shape[-2] >= width and tolerance >= from_tolerance
+        self.objective, self.beta = objective, objective.beta
+        self.store = BlockStore.of(objective, single_spectra=single)
         self.options, self.gap = options, np.inf
         self.shape = Z.shape
         self.divisor = np.where(self.store.root > 0, self.store.root, 1.0)

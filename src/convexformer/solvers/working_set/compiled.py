@@ -19,7 +19,6 @@ from convexformer.jit import njit
 
 NEWTON_STEPS = 50
 GATHERED_ROWS = 4096  # rows gathered at a time
-WIDE = 128  # channels from which spectra are computed in float32, in half the time
 FLOOR = (
     2e-6  # of the largest eigenvalue: more than float32 gets wrong, so that blocks have no less curvature than is true
 )
@@ -140,10 +139,10 @@ def _add_gram(X: Any, rows: Any, gram: Any) -> None:
 
 
 @njit(cache=True, nogil=True)
-def prepare(X: Any, rows: Any, root: Any, total: float, values: Any, vectors: Any, mean: Any) -> None:
+def prepare(X: Any, rows: Any, root: Any, total: float, single: bool, values: Any, vectors: Any, mean: Any) -> None:
     """Mean, and eigenvalues and vectors of the Gram matrix, of one gated token; centred where there is an intercept.
 
-    Without one (``total = 0``) the mean is set to zero.
+    Without one (``total = 0``) the mean is set to zero. ``single``: in float32, whose vectors are orthogonal to six digits.
     """
     d = X.shape[1]
     gram = np.zeros((d, d))
@@ -162,12 +161,12 @@ def prepare(X: Any, rows: Any, root: Any, total: float, values: Any, vectors: An
     for a in range(d):
         for b in range(d):
             gram[a, b] -= mean[a] * mean[b] * total
-    if d < WIDE:
+    if single:
+        rough, axes = np.linalg.eigh(gram.astype(np.float32))
+        values[:], vectors[:] = np.maximum(rough, FLOOR * rough[d - 1]), axes
+    else:
         lam, U = np.linalg.eigh(gram)
         values[:], vectors[:] = np.maximum(lam, 0.0), U
-    else:
-        single, axes = np.linalg.eigh(gram.astype(np.float32))
-        values[:], vectors[:] = np.maximum(single, FLOOR * single[d - 1]), axes
 
 
 @njit(cache=True, nogil=True)
@@ -213,12 +212,12 @@ def at_rest(g: Any, correction: Any, z: Any, beta: float) -> bool:
 def prepare_slices(slices: Any, data: Any, spectra: Any) -> None:
     """Compute the spectra of these slices, where they are not known yet; without gates turn their tokens to those axes."""
     X, rows, first, root, total = data
-    values, vectors, means, ready, rotated = spectra
+    values, vectors, means, ready, rotated, single = spectra
     for b in slices:
         if ready[b]:
             continue
         k, u = b % X.shape[0], b // X.shape[0]
-        prepare(X[k], rows[first[u] : first[u + 1]], root, total, values[b], vectors[b], means[b])
+        prepare(X[k], rows[first[u] : first[u + 1]], root, total, single, values[b], vectors[b], means[b])
         ready[b] = True
         if rotated:
             axes = vectors[b].astype(np.float32)
@@ -246,7 +245,7 @@ def sweep(groups: Any, index: Any, data: Any, spectra: Any, beta: float, Z: Any,
     """
     token, gate, output = index
     X, rows, first, root, total = data
-    values, vectors, _, ready, rotated = spectra
+    values, vectors, _, ready, rotated, _ = spectra
     G, step = np.empty((1, Z.shape[1])), np.empty(Z.shape[1])
     g = G[0]
     for j in groups:
@@ -344,7 +343,7 @@ def prox_newton_sweep(
     """
     token, gate, output = index
     X, rows, first, root, total = data
-    values, vectors, means, ready, rotated = spectra
+    values, vectors, means, ready, rotated, _ = spectra
     G, step, u = np.empty((1, Z.shape[1])), np.empty(Z.shape[1]), np.empty(R.shape[1])
     g = G[0]
     for j in groups:

@@ -26,9 +26,11 @@ class ProxNewtonDescent(BlockDescent):
     the objective is shortened.
     """
 
-    def __init__(self, objective: Objective, Z: Tensor, at: Evaluation, options: WorkingSetOptions) -> None:
+    def __init__(
+        self, objective: Objective, Z: Tensor, at: Evaluation, options: WorkingSetOptions, tolerance: float = 0.0
+    ) -> None:
         self.softmax_hessian = False
-        super().__init__(objective, Z, at, options)
+        super().__init__(objective, Z, at, options, tolerance)
         self.scales = np.zeros(len(self.Z))
         self.D = np.empty_like(self.R)
 

@@ -19,8 +19,10 @@ from convexformer.solvers.working_set.token_sweep import token_sweep
 class SquaredDescent(BlockDescent):
     """The squared loss: the state is the residual ``sqrt(w) (f - y)``, which is the gradient too."""
 
-    def __init__(self, objective: Objective, Z: Tensor, at: Evaluation, options: WorkingSetOptions) -> None:
-        super().__init__(objective, Z, at, options)
+    def __init__(
+        self, objective: Objective, Z: Tensor, at: Evaluation, options: WorkingSetOptions, tolerance: float = 0.0
+    ) -> None:
+        super().__init__(objective, Z, at, options, tolerance)
         self.ones = np.ones(self.R.shape)  # the curvature
 
     def _take(self, at: Evaluation) -> None:

@@ -109,7 +109,7 @@ def token_sweep(
     """
     token, gate, output = index
     X, _, _, root, total = data
-    values, vectors, means, ready, rotated = spectra
+    values, vectors, means, ready, rotated, _ = spectra
     N, d = R.shape[1], Z.shape[1]
     along = np.empty(N)
     for i in range(starts.shape[0] - 1):
