@@ -13,15 +13,14 @@ from report import NEGLIGIBLE, pooled
 from scipy.optimize import nnls
 
 from cases import MAIN_GOAL
-from convexformer.solvers.cost import PRICED, PRICES, Counts, Prices
+from convexformer.solvers.cost import EXACT_BLOCKS, PRICED, PRICES, Counts, Prices
 
 GOAL = f"{MAIN_GOAL:g}"
 POWERS = {"fista": (0.25, 0.5, 0.75)}  # of a first-order method; others use the curvature and may grow less
 SLOW_POWERS = (0.0, 0.25)
 DEEPENINGS = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5)  # powers of beta_max / beta
-UNPRICED = (
-    "nuclear, bilinear",
-)  # their cost depends on the rank, which nobody knows before: ``auto`` has a rule for them
+UNPRICED = ("nuclear, bilinear", *EXACT_BLOCKS)
+"""``auto`` has rules for them: the cost of the first depends on the rank, which nobody knows before."""
 FACTORS = 2.0 ** np.linspace(-1, 1, 17)
 
 

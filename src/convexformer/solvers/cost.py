@@ -79,14 +79,6 @@ class Prices:
 PRICED = tuple(field.name for field in fields(Prices))[:-2]
 
 PRICES: dict[str, dict[str, Prices]] = {
-    "groups": {
-        "fista": Prices(overhead=0.17, products=12, outputs=14, power=0.5),
-        "working_set": Prices(overhead=0.062, passes=35, outputs=22, spectra=0.27),
-    },
-    "groups, squared loss": {
-        "fista": Prices(overhead=0.016, products=34, outputs=12, power=0.25),
-        "working_set": Prices(overhead=0.01, passes=18, outputs=20, spectra=0.055, power=0.25),
-    },
     "nuclear": {
         "fista": Prices(overhead=0.0055, outputs=6.1, power=0.75),
         "staircase": Prices(overhead=0.017, products=7.6, outputs=8.3, thresholds=190, power=0.25),
@@ -97,9 +89,10 @@ PRICES: dict[str, dict[str, Prices]] = {
         "working_set": Prices(overhead=0.041, passes=4, outputs=35, thresholds=170, power=0.25),
     },
 }
-"""By kind of objective and solver, from runs of ``benchmarks/real/run.py --suite sizes``: nuclear norms from 116 fits;
-groups from 63 fits on two cores, before Newton's products were compiled. On sixteen cores, eight fits side by side,
-FISTA is cheaper by comparison, and for wide tokens with many classes the faster one."""
+"""By kind of objective and solver, from 116 fits of ``benchmarks/real/run.py --suite sizes``."""
+
+EXACT_BLOCKS = ("groups", "groups, squared loss")
+"""Kinds that need no prices: working sets are as fast as any other solver, or faster (benchmarks/real/run.py)."""
 
 _ANISOTROPY: Workspace[float] = Workspace()
 _CRITICAL_BETA: Workspace[float] = Workspace()
