@@ -174,7 +174,8 @@ def depth(objective: Objective) -> float:
     """Return ``beta_max / beta``, at least 1, by the polar at ``Z = 0``."""
 
     def critical() -> float:
-        at = objective.evaluate(objective.like.new_zeros(objective.targets.shape))
+        zero = objective.like.new_zeros(objective.targets.shape)
+        at = objective.evaluate(zero, inexact_intercept=True)
         return objective.penalty.critical_beta(objective.dual_matrix(at.V), objective.curvature).value
 
     formula = (id(objective.loss), id(objective.penalty), objective.intercept)
