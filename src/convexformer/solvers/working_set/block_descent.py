@@ -145,8 +145,8 @@ class BlockDescent(WorkingSetStep):
         """Return the dual value at the best scale of the gradient up to ``limit``."""
 
     @abstractmethod
-    def _hessian(self) -> Callable[[np.ndarray], np.ndarray]:
-        """Return the Hessian of the loss in the outputs, ``(c, N) -> (c, N)``."""
+    def _hessian(self) -> tuple[np.ndarray, bool]:
+        """``(c, N)`` second derivatives of the loss in the outputs, or the probabilities of a softmax; whether these."""
 
     @abstractmethod
     def _own_curvature(self) -> np.ndarray:
@@ -179,7 +179,7 @@ class BlockDescent(WorkingSetStep):
         correction = self.gradient_correction[active]
         self._gradients(active)
         gradient = self.G[active] + correction, self.R @ self.store.root
-        model = GroupModel(support, self._hessian(), scale, mass, gradient, self._moved_loss, correction, self.beta)
+        model = GroupModel(support, *self._hessian(), scale, mass, gradient, self._moved_loss, correction, self.beta)
         step = newton_step(model, self.Z[active], gap, self.newton.steps, self.options.newton, late)
         self.newton.took(step)
         if step is not None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, final
 
 import numpy as np
@@ -116,17 +115,8 @@ class ProxNewtonDescent(BlockDescent):
     def _dual(self, limit: float) -> float:
         return dual_value(self.objective, self.at, limit)[0]
 
-    def _hessian(self) -> Callable[[np.ndarray], np.ndarray]:
-        H = self.bare.astype(np.float32)
-        if not self.softmax_hessian:
-            return lambda U: H * U
-
-        def product(U: np.ndarray) -> np.ndarray:
-            V = H * U
-            V -= H * V.sum(0)
-            return V
-
-        return product
+    def _hessian(self) -> tuple[np.ndarray, bool]:
+        return self.bare.astype(np.float32), self.softmax_hessian
 
     def _own_curvature(self) -> np.ndarray:
         return self.own

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import final
 
 import numpy as np
@@ -49,8 +48,8 @@ class SquaredDescent(BlockDescent):
         t = max(-limit, min(along / square, limit)) if square > 0 else 0.0
         return t * along - 0.5 * t**2 * square
 
-    def _hessian(self) -> Callable[[np.ndarray], np.ndarray]:
-        return lambda U: U
+    def _hessian(self) -> tuple[np.ndarray, bool]:
+        return self.ones.astype(np.float32), False
 
     def _own_curvature(self) -> np.ndarray:
         return np.ones(self.R.shape)

@@ -11,6 +11,7 @@ from convexformer.objective import Objective
 from convexformer.operators import TokenFeatures
 from convexformer.solvers.base import Workspace
 from convexformer.solvers.working_set import compiled
+from convexformer.solvers.working_set.spectra import prepare_slices
 from convexformer.solvers.working_set.support import TokenSupport
 
 
@@ -67,7 +68,7 @@ class BlockStore:
 
     def prepare(self, slices: np.ndarray) -> None:
         """Compute the spectra of these slices, which are loaded, where they are not known yet."""
-        compiled.prepare_slices(slices, self.data, self.spectra)
+        prepare_slices(slices, self.data, self.spectra)
 
     def to_axes(self, Z: np.ndarray, slices: np.ndarray) -> None:
         """Turn the weights or gradients ``Z: (J, d)`` of these slices to the channels of the store, in place."""

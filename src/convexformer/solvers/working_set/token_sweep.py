@@ -20,10 +20,10 @@ from convexformer.solvers.working_set.compiled import (
     RETRIES,
     at_rest,
     centre,
-    first_visit,
     minimise,
     njit,
 )
+from convexformer.solvers.working_set.spectra import first_visit
 
 
 @njit(cache=True, fastmath=True, nogil=True)

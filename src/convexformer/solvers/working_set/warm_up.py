@@ -11,6 +11,8 @@ import torch
 from convexformer.jit import Kernels
 from convexformer.operators import TokenFeatures
 from convexformer.solvers.working_set import compiled
+from convexformer.solvers.working_set.newton import GroupModel, newton_step
+from convexformer.solvers.working_set.options import NewtonOptions
 from convexformer.solvers.working_set.store import BlockStore
 from convexformer.solvers.working_set.token_sweep import token_sweep
 
@@ -38,4 +40,6 @@ def _compile_all(quadratic: bool) -> None:
         store = BlockStore(TokenFeatures(features, gates), torch.ones(2, dtype=torch.float64), 2, True)
         store.load(np.zeros(1, int))
         support = store.support(groups)
-        support.turn_back(support.turn(support.adjoint(support.apply(Z, np.zeros(2)))[0]))
+        ones, zero, H = np.ones((2, 2)), np.zeros(2), np.full((2, 2), 0.5, np.float32)
+        near = GroupModel(support, H, not quadratic, ones[:, :1], zero, (ones, zero), lambda U: 0.0, 0 * ones, 1.0)
+        newton_step(near, ones, 1.0, 2, NewtonOptions(), lambda: False)
