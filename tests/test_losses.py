@@ -584,6 +584,7 @@ def test_an_inexact_intercept_of_few_classes_is_right_to_eight_digits():
     assert 1e-16 < float((w @ ((F + b).softmax(1) - Y)).abs().max()) <= 1e-7 * float(w.sum())
 
 
+@pytest.mark.usefixtures("softmax_loops")
 def test_an_inexact_intercept_of_many_classes_is_right_to_eight_digits():
     generator = torch.Generator().manual_seed(0)
     F = torch.randn(300, 50, generator=generator, dtype=torch.float64)

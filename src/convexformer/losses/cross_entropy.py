@@ -8,6 +8,7 @@ from typing import final
 import torch
 from torch import Tensor
 
+from convexformer.jit import ready
 from convexformer.losses import softmax_compiled
 from convexformer.losses.base import LOSSES, Evaluated, Loss, imbalance
 from convexformer.losses.encoding import one_hot, probabilities
@@ -43,8 +44,8 @@ class CrossEntropy(Loss):
 
     @property
     def nearly_exact_until(self) -> int:
-        """As many classes as the intercept's Hessian is formed for."""
-        return MANY_CLASSES["cpu"]
+        """As many classes as the intercept's Hessian is formed for, once loops are compiled; plain code has no host syncs."""
+        return MANY_CLASSES["cpu"] if ready(softmax_compiled.NAME) else 0
 
     def encode(self, Y: Tensor) -> Tensor:
         """Integer labels ``(R,)`` become one-hot rows; rows of probabilities are checked and kept."""

@@ -63,7 +63,7 @@ Scalar: TypeAlias = Tensor | float
 
 
 class _State(NamedTuple):
-    """The last point ``Z`` and the momentum point ``W`` with their outputs; momentum, curvature and intercept."""
+    """The last point ``Z`` and the momentum point ``W`` with outputs and (about) intercepts; momentum and curvature."""
 
     Z: Tensor
     F: Tensor
@@ -72,6 +72,7 @@ class _State(NamedTuple):
     t: Scalar
     L: Scalar
     b: Tensor | None
+    ahead: Tensor | None
 
 
 def fista(
@@ -98,7 +99,7 @@ def fista(
     t: Scalar = at_Z.value.new_ones(())
     L: Scalar = _first_curvature(objective, at_Z)
     t, L = (t, L) if sync_free else (float(t), float(L))
-    first = _State(Z, F, Z, F, t, L, at_Z.intercept)
+    first = _State(Z, F, Z, F, t, L, at_Z.intercept, at_Z.intercept)
     advance = partial(_advance, objective, options, sync_free=sync_free, watcher=monitor)
     iteration = CudaGraphLoop(objective, advance, first, record=sync_free and objective.penalty.sync_free)
     polish = NewtonPolish(objective, options.polish)
@@ -111,17 +112,17 @@ def fista(
             # conjugate gradients sync with the host at every step, so sync-free iterations go without
             if not sync_free and (found := polish.try_step(at.Z, at.F, at_Z, at.L, monitor)) is not None:
                 Z, F, at_Z = found
-                iteration.set(_State(Z, F, Z, F, 1.0, at.L, at_Z.intercept))
+                iteration.set(_State(Z, F, Z, F, 1.0, at.L, at_Z.intercept, at_Z.intercept))
                 monitor.check(Z, at_Z)
 
 
 def _advance(objective: Objective, options: FistaOptions, at: _State, *, sync_free: bool, watcher: Watcher) -> _State:
     """Take one step; where the time runs out on the way, return to where it began, whose outputs are known."""
     prox, beta = cast(Proximal, objective.penalty).prox, objective.beta  # asked for by ``requires``
-    Z, F, W, FW, t, L, b = at
+    Z, F, W, FW, t, L, b, ahead = at
     few = objective.n_outputs <= objective.loss.nearly_exact_until
     inexact = sync_free or few or objective.n_outputs > options.many_outputs
-    at_W = objective.evaluate(FW, b, inexact_intercept=inexact)
+    at_W = objective.evaluate(FW, ahead, inexact_intercept=inexact)
     G = objective.adjoint(at_W.V)
     while True:
         if not sync_free and watcher.late:
@@ -142,11 +143,9 @@ def _advance(objective: Objective, options: FistaOptions, at: _State, *, sync_fr
     uphill = _dot(step, Z_next - Z, sync_free) < 0  # the momentum points uphill: restart
     t_next = _where(uphill, 1.0, (1 + (1 + 4 * t * t) ** 0.5) / 2)
     push = 1 + _where(uphill, 0.0, (t - 1) / t_next)
-    W, FW = (
-        torch.lerp(old, new, push.to(old.dtype) if isinstance(push, Tensor) else push)
-        for old, new in ((Z, Z_next), (F, F_next))
-    )
-    found = _State(Z_next, F_next, W, FW, t_next, L, at_next.intercept)
+    W, FW = _combined(Z, Z_next, push), _combined(F, F_next, push)
+    ahead = None if b is None or at_next.intercept is None else _combined(b, at_next.intercept, push)
+    found = _State(Z_next, F_next, W, FW, t_next, L, at_next.intercept, ahead)
     return select(taken, found, at._replace(L=L)) if isinstance(taken, Tensor) else found
 
 
@@ -178,6 +177,11 @@ def _bregman(
     symmetric = 0.5 * rows.dot((at_Z.V - at_W.V).double(), step)
     found = there - here - along
     return torch.where(found > eps * (there.abs() + here.abs()), found, symmetric)
+
+
+def _combined(old: Tensor, new: Tensor, push: Scalar) -> Tensor:
+    """``old + push * (new - old)``."""
+    return torch.lerp(old, new, push.to(old.dtype) if isinstance(push, Tensor) else push)
 
 
 def _where(condition: Tensor | bool, a: Scalar, b: Scalar) -> Scalar:
