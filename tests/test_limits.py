@@ -226,20 +226,22 @@ def test_compilation_on_a_new_machine_does_not_outlast_the_limit(tmp_path):
 def test_a_solve_compiles_everything_before_it_begins():
     pytest.importorskip("numba")
     from convexformer.losses import softmax_compiled
-    from convexformer.solvers.working_set import compiled, support, token_sweep
+    from convexformer.solvers.working_set import compiled, conjugate, spectra, token_sweep
 
     rng = np.random.default_rng(0)
     X, y = rng.normal(size=(60, 4, 3)), np.arange(60) % 3
     for targets, sweeps in (
         (y, (compiled.prox_newton_sweep, token_sweep.token_sweep)),
-        (X[:, 0, 0], (compiled.sweep,)),
+        (X[:, 0, 0], (compiled.sweep, token_sweep.token_sweep)),
+        (X[:, 0, :2], (compiled.sweep, token_sweep.token_sweep)),
     ):
         problem = cf.Problem("attention", X, targets, beta_ratio=0.001, intercept=True)
         jit.compile_in_time(
             {**problem.objective.loss.kernels, **cf.solvers.SOLVERS["working_set"].kernels(problem.objective)}
         )
-        loops = (*sweeps, compiled.gradients, compiled.load, support._apply, support._adjoint, support._turned)
-        loops = (*loops, softmax_compiled._newton, softmax_compiled._value_and_gradient)
+        loops = (*sweeps, compiled.gradients, compiled.load, conjugate.iterate, conjugate.precondition)
+        loops = (*loops, spectra.prepare_slices)
+        loops = (*loops, softmax_compiled._newton, softmax_compiled._evaluate, softmax_compiled._value_and_gradient)
         before = [len(loop.signatures) for loop in loops]
         assert min(before) >= 1
         cf.solve(problem, tolerance=1e-7, solver="working_set")

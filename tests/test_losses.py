@@ -585,6 +585,33 @@ def test_an_inexact_intercept_of_few_classes_is_right_to_eight_digits():
     assert 1e-16 < float((w @ ((F + b).softmax(1) - Y)).abs().max()) <= 1e-7 * float(w.sum())
 
 
+@pytest.mark.usefixtures("softmax_loops")
+def test_an_inexact_intercept_of_many_classes_is_right_to_eight_digits():
+    generator = torch.Generator().manual_seed(0)
+    F = torch.randn(300, 50, generator=generator, dtype=torch.float64)
+    Y, w, start = one_hot_rows(300, 50), torch.ones(300).double(), torch.zeros(50).double()
+    b = CrossEntropy().inexact_intercept(F, Y, w, start)
+    assert float((w @ ((F + b).softmax(1) - Y)).abs().max()) <= 1e-7 * float(w.sum())
+
+
+@pytest.mark.usefixtures("softmax_loops")
+@pytest.mark.parametrize("mean", [0.0, 3.0])
+def test_one_compiled_evaluation_is_the_plain_one(mean, monkeypatch):
+    generator = torch.Generator().manual_seed(0)
+    F = 3 * torch.randn(60, 4, generator=generator, dtype=torch.float64)
+    Y, w = one_hot_rows(60, 4), torch.rand(60, generator=generator, dtype=torch.float64)
+    start = torch.full((4,), mean, dtype=torch.float64)
+    value, b, outputs, U, V = CrossEntropy().evaluate_nearly(F, Y, w, start)
+    torch.testing.assert_close(b, CrossEntropy().inexact_intercept(F, Y, w, start), rtol=1e-12, atol=1e-12)
+    values, gradients = CrossEntropy().value_and_gradient(F + b, Y)
+    torch.testing.assert_close(outputs, F + b)
+    torch.testing.assert_close(U, gradients, rtol=1e-12, atol=1e-300)
+    torch.testing.assert_close(V, w[:, None] * gradients, rtol=1e-12, atol=1e-300)
+    assert float(value) == pytest.approx(float(w @ values), rel=1e-13)
+    monkeypatch.setattr(softmax_compiled, "FEW_OUTPUTS", 0)
+    assert CrossEntropy().evaluate_nearly(F, Y, w, start) is None
+
+
 def one_hot_rows(n, c):
     return torch.nn.functional.one_hot(torch.arange(n) % c, c).double()
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import convexformer as cf
-from convexformer.solvers.cost import anisotropy, predicted_seconds
+from convexformer.solvers.cost import anisotropy, depth, predicted_seconds
 
 FOLDER = Path(__file__).parent.parent / "benchmarks" / "real"
 MODULES = ("data", "cases", "peers", "report", "race", "fit", "run")
@@ -113,18 +113,18 @@ def test_the_verdict_compares_auto_with_the_best_solver(real):
 def test_fitted_prices_choose_the_cheaper_solver(real):
     Counts, Prices = real["fit"].Counts, real["fit"].Prices
     rng = np.random.default_rng(0)
-    truth = {"fista": Prices(0.1, 50.0, power=0.5), "working_set": Prices(0.5, 5.0)}
+    truth = {"fista": Prices(0.1, 50.0, power=0.5, deepening=0.3), "working_set": Prices(0.5, 5.0)}
     rows = []
-    for products, unequal in 10.0 ** rng.uniform((-4, 0), (0, 1), (60, 2)):
-        counts = Counts(products=products, anisotropy=unequal)
+    for products, unequal, deep in 10.0 ** rng.uniform((-4, 0, 1), (0, 1, 3), (60, 3)):
+        counts = Counts(products=products, anisotropy=unequal, depth=deep)
         seconds = {name: prices.seconds(counts) * rng.uniform(0.9, 1.1) for name, prices in truth.items()}
-        rows.append({"name": "made up", "kind": "groups", "counts": counts, "seconds": seconds})
-    prices = real["fit"].fit(rows)["groups"]
+        rows.append({"name": "made up", "kind": "nuclear", "counts": counts, "seconds": seconds})
+    prices = real["fit"].fit(rows)["nuclear"]
     for name, true in truth.items():
-        assert prices[name].power == true.power
+        assert (prices[name].power, prices[name].deepening) == (true.power, true.deepening)
         assert prices[name].overhead == pytest.approx(true.overhead, rel=0.1)
         assert prices[name].products == pytest.approx(true.products, rel=0.1)
-    assert real["fit"].judge(rows, {"groups": prices})[0][0] < 1.3
+    assert real["fit"].judge(rows, {"nuclear": prices})[0][0] < 1.3
 
 
 @pytest.mark.slow
@@ -160,12 +160,24 @@ def test_only_restricts_what_it_names(real):
 
 def test_auto_explains_its_prediction():
     rng = np.random.default_rng(0)
-    problem = cf.Problem("attention", rng.standard_normal((300, 8, 10)), np.arange(300) % 3, beta_ratio=0.1)
+    problem = cf.Problem("mlp", rng.standard_normal((300, 8, 10)), np.arange(300) % 3, beta_ratio=0.1)
     text = cf.solvers.explain(problem)
     assert "predicted" in text
     assert "anisotropy" in text
     predicted = predicted_seconds(problem.objective)
     assert cf.solvers.select(problem.objective) == min(predicted, key=predicted.get)
+    groups = cf.Problem("attention", rng.standard_normal((300, 8, 10)), np.arange(300) % 3, beta_ratio=0.1)
+    assert cf.solvers.select(groups.objective) == "working_set"
+
+
+def test_depth_is_how_far_beta_is_below_its_largest():
+    rng = np.random.default_rng(0)
+    problem = cf.Problem(
+        "attention", rng.standard_normal((60, 4, 3)), np.arange(60) % 3, beta_ratio=0.01, intercept=True
+    )
+    assert depth(problem.objective) == pytest.approx(100.0, rel=1e-6)
+    assert depth(problem.objective.at(0.1 * problem.beta)) == pytest.approx(1000.0, rel=1e-6)
+    assert depth(problem.objective.at(1000 * problem.beta)) == 1.0
 
 
 @pytest.mark.parametrize("spread", [0.0, 2.0])

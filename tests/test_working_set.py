@@ -113,11 +113,34 @@ def test_sweeps_never_raise_the_objective(loss):
         descent._sweep(groups)
         values.append(descent._value(descent.S, descent.Z, groups))
     assert all(b <= a + 1e-12 * values[0] for a, b in pairwise(values))
-    weights = torch.from_numpy(descent.Z).view(24, 3, 3).transpose(1, 2)
+    weights = descent.weights()
     exact = float(problem.objective.evaluate(problem.operator.apply(weights)).value) + problem.beta * float(
         problem.penalty.value(weights)
     )
     assert values[-1] == pytest.approx(exact, rel=1e-6)  # the state has kept up with the weights
+
+
+@pytest.mark.parametrize("loss", ["squared", "cross_entropy"])
+@pytest.mark.parametrize("tolerance", [1e-4, 1e-9])
+def test_wide_tokens_meet_any_tolerance_whatever_their_spectra_are_computed_in(loss, tolerance):
+    rng = np.random.default_rng(1)
+    X = rng.standard_normal((40, 3, 130)) * np.arange(1, 131) ** -1.0
+    F = X[:, 0, :3] + 0.1 * rng.standard_normal((40, 3))
+    problem = cf.Problem("attention", X, F if loss == "squared" else F.argmax(1), beta_ratio=0.05, intercept=True)
+    solution = cf.solve(problem, tolerance=tolerance, solver="working_set")
+    assert solution.certificate.meets(tolerance)
+    store = BlockStore.of(problem.objective, single_spectra=tolerance == 1e-4)
+    assert store.filled.any()  # the one that the solve used
+
+
+def test_a_warm_start_in_the_channels_of_the_tokens_is_where_a_descent_begins():
+    X, F = sparse_data(RNG)
+    problem = cf.Problem("attention", X, F, beta_ratio=0.1)
+    weights = cf.solve(problem, tolerance=1e-6).weights
+    at = problem.objective.evaluate(problem.operator.apply(weights.dense()))
+    descent = SquaredDescent(problem.objective, weights.dense(), at, WorkingSetOptions())
+    torch.testing.assert_close(descent.weights(), weights.dense(), rtol=1e-12, atol=1e-12)
+    assert not np.allclose(descent.Z, weights.dense().transpose(-1, -2).reshape(-1, 3))  # its channels are other ones
 
 
 def test_only_tokens_that_were_in_a_working_set_are_copied():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from dataclasses import asdict, replace
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -12,14 +13,14 @@ from report import NEGLIGIBLE, pooled
 from scipy.optimize import nnls
 
 from cases import MAIN_GOAL
-from convexformer.solvers.cost import PRICED, PRICES, Counts, Prices
+from convexformer.solvers.cost import EXACT_BLOCKS, PRICED, PRICES, Counts, Prices
 
 GOAL = f"{MAIN_GOAL:g}"
 POWERS = {"fista": (0.25, 0.5, 0.75)}  # of a first-order method; others use the curvature and may grow less
 SLOW_POWERS = (0.0, 0.25)
-UNPRICED = (
-    "nuclear, bilinear",
-)  # their cost depends on the rank, which nobody knows before: ``auto`` has a rule for them
+DEEPENINGS = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5)  # powers of beta_max / beta
+UNPRICED = ("nuclear, bilinear", *EXACT_BLOCKS)
+"""``auto`` has rules for them: the cost of the first depends on the rank, which nobody knows before."""
 FACTORS = 2.0 ** np.linspace(-1, 1, 17)
 
 
@@ -41,7 +42,7 @@ def observations(runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
                     done = row["seconds"].get(GOAL)
                     seconds[tool] = done if done is not None else 2 * row.get("total", run["limit"])
                 if seconds:
-                    name, counts = f"{entry['name']}, {ratio:g}", Counts(**facts["counts"])
+                    name, counts = f"{entry['name']}, {ratio:g}", Counts(**{**facts["counts"], "depth": 1 / ratio})
                     rows.append({"name": name, "kind": facts["kind"], "counts": counts, "seconds": seconds})
     return rows
 
@@ -55,7 +56,8 @@ def fit(rows: list[dict[str, Any]]) -> dict[str, dict[str, Prices]]:
     prices: dict[str, dict[str, Prices]] = defaultdict(dict)
     for (kind, solver), pairs in sorted(groups.items()):
         t = np.array([seconds for _, seconds in pairs])
-        found = [_fit_one(pairs, t, power) for power in POWERS.get(solver, SLOW_POWERS)]
+        tried = product(POWERS.get(solver, SLOW_POWERS), DEEPENINGS)
+        found = [_fit_one(pairs, t, power, deepening) for power, deepening in tried]
         prices[kind][solver] = min(found, key=lambda pair: pair[0])[1]
     for kind in prices:
         _settle(prices, kind, [row for row in rows if row["kind"] == kind])
@@ -81,16 +83,16 @@ def _scaled(prices: Prices, factor: float) -> Prices:
     return replace(prices, **given)
 
 
-def _fit_one(pairs: list[tuple[Counts, float]], t: np.ndarray, power: float) -> tuple[float, Prices]:
-    """The error and the prices for one power of the anisotropy; rows reweighted until errors count in the logarithm."""
-    A = np.array([[getattr(counts, name) for name in PRICED] for counts, _ in pairs])
-    A = A * np.array([counts.anisotropy**power for counts, _ in pairs])[:, None]
+def _fit_one(pairs: list[tuple[Counts, float]], t: np.ndarray, power: float, deepening: float) -> tuple[float, Prices]:
+    """The error and the prices for given powers; rows reweighted until errors count in the logarithm."""
+    grown = Prices(power=power, deepening=deepening)
+    A = np.array([[getattr(counts, name) * grown.growth(counts) for name in PRICED] for counts, _ in pairs])
     scale = t.copy()
     for _ in range(20):
         x, _ = nnls(A / scale[:, None], t / scale)
         scale = np.sqrt(t * np.maximum(A @ x, 1e-3 * t))
     error = float(np.square(np.log(np.maximum(A @ x, 1e-9) / t)).sum())
-    return error, Prices(*(float(f"{value:.2g}") for value in x), power=power)
+    return error, Prices(*(float(f"{value:.2g}") for value in x), power=power, deepening=deepening)
 
 
 def judge(rows: list[dict[str, Any]], prices: dict[str, dict[str, Prices]]) -> list[tuple[float, str, str, str]]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import ClassVar
+from typing import ClassVar, TypeAlias
 
 import numpy as np
 import torch
@@ -21,6 +21,9 @@ from convexformer.losses.hessian import Hessian
 from convexformer.losses.intercept import MANY_OUTPUTS, trust_region_newton
 from convexformer.registry import Registry
 from convexformer.rows import LOCAL, Rows
+
+Evaluated: TypeAlias = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
+"""Value of the weighted sum, intercept ``(c,)``, outputs with it, gradients of the rows and of the sum, each ``(R, c)``."""
 
 BALANCE_STEPS = 30  # of Newton's method, with a fixed Hessian
 INEXACT_STEPS = 2  # Newton steps of an inexact intercept
@@ -146,6 +149,13 @@ class Loss(ABC):
             b, slope = torch.where(better, trial, b), torch.where(better, slope_there, slope)
             size, length = torch.where(better, size_there, size), torch.where(better, 1.0, length / 4)
         return b
+
+    def evaluate_nearly(self, F: Tensor, Y: Tensor, w: Tensor, start: Tensor, rows: Rows = LOCAL) -> Evaluated | None:
+        """Return :meth:`inexact_intercept` and all that belongs to it from one compiled call, where there is one.
+
+        That is the value of the weighted sum, the intercept, outputs with it, and the gradients of the rows and of the sum.
+        """
+        return None
 
     def check_intercept(self, Y: Tensor, w: Tensor, rows: Rows = LOCAL) -> None:  # noqa: B027  (most losses have a minimiser)
         """Raise when the best intercept is at infinity."""

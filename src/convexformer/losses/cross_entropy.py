@@ -11,12 +11,13 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from convexformer.jit import ready
 from convexformer.losses import softmax_compiled
-from convexformer.losses.base import LOSSES, Loss, imbalance
+from convexformer.losses.base import LOSSES, Evaluated, Loss, imbalance
 from convexformer.losses.encoding import one_hot, probabilities
 from convexformer.losses.hessian import SoftmaxHessian
 from convexformer.losses.simplex import mix_with_constant
 from convexformer.losses.softmax_intercept import (
     FEW_CLASSES,
+    MANY_CLASSES,
     SoftmaxIntercept,
     cross_entropy,
     many_classes,
@@ -46,8 +47,8 @@ class CrossEntropy(Loss):
 
     @property
     def nearly_exact_until(self) -> int:
-        """As many classes as the compiled search is for, where it is compiled."""
-        return softmax_compiled.FEW_CLASSES if ready(softmax_compiled.NAME) else 0
+        """As many classes as the intercept's Hessian is formed for, once loops are compiled; plain code has no host syncs."""
+        return MANY_CLASSES["cpu"] if ready(softmax_compiled.NAME) else 0
 
     def encode(self, Y: Tensor) -> Tensor:
         """Integer labels ``(R,)`` become one-hot rows; rows of probabilities are checked and kept."""
@@ -116,12 +117,21 @@ class CrossEntropy(Loss):
         return SoftmaxIntercept(F, Y, w, rows).best(start)
 
     def inexact_intercept(self, F: Tensor, Y: Tensor, w: Tensor, start: Tensor, rows: Rows = LOCAL) -> Tensor:
-        """A slope of ``NEARLY_ZERO`` of its terms where a compiled search finds it; else the steps of every loss."""
+        """A slope of ``NEARLY_ZERO`` of its terms on a CPU, where Newton steps find it; else the steps of every loss."""
+        nearly = None
         if softmax_compiled.serves(F, rows):
             nearly = softmax_compiled.best(F, Y, w, start, NEARLY_ZERO)
-            if nearly is not None:
-                return nearly + start.mean()
+        elif not F.is_cuda and F.shape[1] <= self.nearly_exact_until:
+            nearly = SoftmaxIntercept(F, Y, w, rows).nearly_best(start, NEARLY_ZERO)
+        if nearly is not None:
+            return nearly + start.mean()
         return super().inexact_intercept(F, Y, w, start, rows)
+
+    def evaluate_nearly(self, F: Tensor, Y: Tensor, w: Tensor, start: Tensor, rows: Rows = LOCAL) -> Evaluated | None:
+        """One compiled call for few classes and samples."""
+        if not softmax_compiled.serves(F, rows):
+            return None
+        return softmax_compiled.evaluate(F, Y, w, start, NEARLY_ZERO)
 
     def balance(self, U: Tensor, Y: Tensor, w: Tensor, rows: Rows = LOCAL) -> Tensor:
         """Mix with a constant predictor: ``(1 - a) u + a (q - p)`` with ``q`` in the simplex.

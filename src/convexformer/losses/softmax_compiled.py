@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from convexformer.jit import Kernels, njit, ready
+from convexformer.losses.base import Evaluated
 from convexformer.rows import LOCAL, Rows
 
 FEW_CLASSES = 32  # up to here a plain loop over pairs of classes is as fast as a matrix product
@@ -50,6 +51,37 @@ def value_and_gradient(F: Tensor, Y: Tensor) -> tuple[Tensor, Tensor] | None:
     values, U = np.empty(len(F)), np.empty(tuple(F.shape))
     _value_and_gradient(F.detach().contiguous().numpy(), Y.contiguous().numpy(), values, U)
     return torch.from_numpy(values), torch.from_numpy(U)
+
+
+def evaluate(F: Tensor, Y: Tensor, w: Tensor, start: Tensor, tolerance: float) -> Evaluated | None:
+    """Intercept (as :func:`best` finds it), value and gradients in one call; None where one of them is not for here."""
+    if F.numel() > FEW_OUTPUTS or Y.dtype != torch.float64:
+        return None
+    arrays = _evaluate(F.contiguous().numpy(), Y.contiguous().numpy(), w.contiguous().numpy(), start.numpy(), tolerance)
+    if not arrays[0]:
+        return None
+    b, outputs, U, V = map(torch.from_numpy, arrays[2:])
+    return torch.tensor(arrays[1], dtype=torch.float64), b, outputs, U, V
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def _evaluate(F: Any, Y: Any, w: Any, start: Any, tolerance: float) -> Any:
+    """Whether the intercept is found; value, intercept, outputs with it, gradients of rows and of the weighted sum."""
+    b, outputs = start - start.mean(), np.empty(F.shape)
+    U, V, values = np.empty(F.shape), np.empty(F.shape), np.empty(F.shape[0])
+    found = _newton(F, Y, w, b, tolerance)
+    total = 0.0
+    if found:
+        b += start.mean()
+        for i in range(F.shape[0]):
+            for k in range(F.shape[1]):
+                outputs[i, k] = F[i, k] + b[k]
+        _value_and_gradient(outputs, Y, values, U)
+        for i in range(F.shape[0]):
+            total += w[i] * values[i]
+            for k in range(F.shape[1]):
+                V[i, k] = w[i] * U[i, k]
+    return found, total, b, outputs, U, V
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
@@ -201,6 +233,7 @@ def _compile_all() -> None:
     F, Y, w = np.zeros((2, 2)), np.eye(2), np.ones(2)
     _newton(F, Y, w, np.zeros(2), EPS)
     _value_and_gradient(F, Y, np.empty(2), np.empty((2, 2)))
+    _evaluate(F, Y, w, np.zeros(2), EPS)
 
 
 KERNELS: Kernels = {NAME: _compile_all}

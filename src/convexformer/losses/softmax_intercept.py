@@ -64,10 +64,15 @@ class SoftmaxIntercept:
             self._value, self._slope_and_size, self._hessian, b, lambda: self.rows.bound(self.F.T)
         )
 
+    def nearly_best(self, start: Tensor, tolerance: float) -> Tensor | None:
+        """Return an intercept whose slope is ``tolerance`` of its terms; None where Newton's method from ``start`` fails."""
+        b = finite(start)
+        b, found = self._newton(b - b.mean(), PLAIN_STEPS, tolerance)
+        return b if found else None
+
     def _newton(self, b: Tensor, steps: int, tolerance: float = 0.0) -> tuple[Tensor, bool]:
         """Take damped Newton steps until the slope is rounding, or ``tolerance`` times its terms; tell whether it is."""
-        eps = torch.finfo(b.dtype).eps
-        limit = max(4 * eps, tolerance)
+        limit = max(4 * torch.finfo(b.dtype).eps, tolerance)
         G = self._slope(b)
         worst = float(G.abs().max())
         for _ in range(steps):
@@ -79,7 +84,7 @@ class SoftmaxIntercept:
             longest, predicted = torch.stack([step.abs().max(), -(G @ step)]).tolist()
             # by self-concordance the next slope is at most <step, H step>: where that is rounding none need be computed
             exact = len(b) <= many_classes(b) and longest < 0.1
-            if exact and predicted <= 8 * eps * self.total and predicted <= 4 * eps * self._size():
+            if exact and predicted <= 2 * limit * self.total and predicted <= limit * self._size():
                 return b + step, True
             found = self._line_search(b, step, worst, predicted)
             if found is None:

@@ -12,7 +12,7 @@ from convexformer.solvers.base import Solver
 from convexformer.solvers.block_newton import BlockNewton
 from convexformer.solvers.by_position import ByPosition, parts_of
 from convexformer.solvers.column_generation import ColumnGeneration
-from convexformer.solvers.cost import explain_prediction, predicted_seconds
+from convexformer.solvers.cost import EXACT_BLOCKS, explain_prediction, kind, predicted_seconds
 from convexformer.solvers.fista import Fista
 from convexformer.solvers.frank_wolfe import FrankWolfe
 from convexformer.solvers.staircase import Staircase
@@ -39,6 +39,7 @@ any     norms and ridges      features  no prox, or more weights of one  block_n
 CPU     sums over slices      position  a part alone is not for fista    by_position
 CPU     nuclear norm          bilinear  weights > few_weights            staircase
 any     no nuclear norm       any       rows x weights <= few_products   fista
+CPU     norms of columns      slices    loops can be compiled            working_set
 CPU     priced (solvers.cost) any       least predicted seconds          fista, staircase or working_set
 GPU     nuclear norm          bilinear  weights > few_weights            staircase
 GPU     nuclear norm          any       short side of Z > short_side,    staircase
@@ -58,9 +59,6 @@ class AutoOptions:
 
     few_weights: int = 1 << 11
     """Entries of a dense ``Z`` up to which thresholding it is cheaper than factors (benchmarks/heads.py, P4 small)."""
-    caution: float = 0.6
-    """FISTA is taken where its predicted seconds are below this fraction of those of working sets: conditioning, which
-    prices see but roughly, slows it most (benchmarks/real/run.py and P2 of benchmarks/tokens/run.py)."""
     few_products: int = 1 << 14
     """Rows times weights up to which FISTA is done before other solvers have set up their parts; it works in float64
     throughout, so that samples of weight two and samples given twice lead to the same digits. Not for nuclear norms."""
@@ -96,12 +94,12 @@ def select(objective: Objective, options: AutoOptions = AutoOptions()) -> str:  
         return "staircase"
     if "staircase" not in serving and "fista" in serving and tiny:
         return "fista"
+    if "working_set" in serving and not objective.like.is_cuda and kind(objective) in EXACT_BLOCKS:
+        return "working_set"
     predicted = _predicted(objective)
     priced = {name: predicted[name] for name in serving if name in predicted}
     if priced:
-        best = min(priced, key=lambda name: priced[name])
-        cautious = best == "fista" and "working_set" in priced
-        return "working_set" if cautious and options.caution * priced["working_set"] < priced["fista"] else best
+        return min(priced, key=lambda name: priced[name])
     return "fista" if "fista" in serving else serving[0]
 
 

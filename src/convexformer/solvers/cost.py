@@ -2,12 +2,12 @@
 
 A prediction is a sum of a few counts at measured prices, times a growth of the iterations::
 
-    seconds = anisotropy^power * (overhead + a * products + b * passes + c * outputs + d * spectra + e * thresholds)
+    seconds = anisotropy^p depth^q (overhead + a * products + b * passes + c * outputs + d * spectra + e * thresholds)
 
-First-order methods take more iterations the further the features are from equal singular values; solvers that use the
-curvature hardly do. Prices are those of a solve to a relative gap of 1e-3 on one thread; ``benchmarks/real/run.py
---fit-auto`` fits them to a race on real tokens and prints the table ``PRICES``. They need not be right on another machine:
-only their ratios decide.
+First-order methods take more iterations the further the features are from equal singular values and the smaller beta is;
+solvers that use the curvature hardly do. Prices are those of a solve to a relative gap of 1e-3 on one thread;
+``benchmarks/real/run.py --fit-auto`` fits them to a race on real tokens and prints the table ``PRICES``. They need not be
+right on another machine: only their ratios decide.
 """
 
 from __future__ import annotations
@@ -44,12 +44,14 @@ class Counts:
     """1e9 multiply-adds of the singular values of dense weights, weights x short side; zero without a nuclear norm."""
     anisotropy: float = 1.0
     """See :func:`anisotropy`."""
+    depth: float = 1.0
+    """``beta_max / beta``, at least 1: how far the solution is from zero."""
 
 
 @final
 @dataclass(frozen=True)
 class Prices:
-    """Seconds of a solver for one of each of :class:`Counts`, and how its iterations grow with the anisotropy."""
+    """Seconds of a solver for one of each of :class:`Counts`, and how its iterations grow with anisotropy and depth."""
 
     overhead: float = 0.0
     products: float = 0.0
@@ -58,10 +60,15 @@ class Prices:
     spectra: float = 0.0
     thresholds: float = 0.0
     power: float = 0.0
+    deepening: float = 0.0
+
+    def growth(self, counts: Counts) -> float:
+        """Return the factor that all counts have in common."""
+        return counts.anisotropy**self.power * counts.depth**self.deepening
 
     def shares(self, counts: Counts) -> dict[str, float]:
         """Return the seconds of each count, by name."""
-        growth = counts.anisotropy**self.power
+        growth = self.growth(counts)
         return {name: growth * getattr(counts, name) * getattr(self, name) for name in PRICED}
 
     def seconds(self, counts: Counts) -> float:
@@ -69,17 +76,9 @@ class Prices:
         return sum(self.shares(counts).values())
 
 
-PRICED = tuple(field.name for field in fields(Prices))[:-1]
+PRICED = tuple(field.name for field in fields(Prices))[:-2]
 
 PRICES: dict[str, dict[str, Prices]] = {
-    "groups": {
-        "fista": Prices(overhead=0.17, products=12, outputs=14, power=0.5),
-        "working_set": Prices(overhead=0.062, passes=35, outputs=22, spectra=0.27),
-    },
-    "groups, squared loss": {
-        "fista": Prices(overhead=0.016, products=34, outputs=12, power=0.25),
-        "working_set": Prices(overhead=0.01, passes=18, outputs=20, spectra=0.055, power=0.25),
-    },
     "nuclear": {
         "fista": Prices(overhead=0.0055, outputs=6.1, power=0.75),
         "staircase": Prices(overhead=0.017, products=7.6, outputs=8.3, thresholds=190, power=0.25),
@@ -90,11 +89,13 @@ PRICES: dict[str, dict[str, Prices]] = {
         "working_set": Prices(overhead=0.041, passes=4, outputs=35, thresholds=170, power=0.25),
     },
 }
-"""By kind of objective and solver, from runs of ``benchmarks/real/run.py --suite sizes``: nuclear norms from 116 fits;
-groups from 63 fits on two cores, before Newton's products were compiled. On sixteen cores, eight fits side by side,
-FISTA is cheaper by comparison, and for wide tokens with many classes the faster one."""
+"""By kind of objective and solver, from 116 fits of ``benchmarks/real/run.py --suite sizes``."""
+
+EXACT_BLOCKS = ("groups", "groups, squared loss")
+"""Kinds that need no prices: working sets are as fast as any other solver, or faster (benchmarks/real/run.py)."""
 
 _ANISOTROPY: Workspace[float] = Workspace()
+_CRITICAL_BETA: Workspace[float] = Workspace()
 
 
 def predicted_seconds(objective: Objective) -> dict[str, float]:
@@ -121,7 +122,7 @@ def kind(objective: Objective) -> str:
 
 
 def count(objective: Objective) -> Counts:
-    """Count the operations of an objective; costs two products with the operator the first time."""
+    """Count the operations of an objective; costs three products with the operator the first time."""
     rows, c = objective.n_rows, objective.n_outputs
     shape, parts = objective.weight_shape, objective.operator.token_features()
     weights, bilinear = math.prod(shape), isinstance(objective.operator, BilinearOperator)
@@ -142,6 +143,7 @@ def count(objective: Objective) -> Counts:
         spectra=spectra / 1e9,
         thresholds=thresholds / 1e9,
         anisotropy=1.0 if bilinear else anisotropy(objective),
+        depth=1.0 if bilinear else depth(objective),
     )
 
 
@@ -168,6 +170,21 @@ def anisotropy(objective: Objective) -> float:
         return _ANISOTROPY.get(objective.operator, estimate, objective.intercept)
 
 
+def depth(objective: Objective) -> float:
+    """Return ``beta_max / beta``, at least 1, by the polar at ``Z = 0``."""
+
+    def critical() -> float:
+        zero = objective.like.new_zeros(objective.targets.shape)
+        at = objective.evaluate(zero, inexact_intercept=True)
+        return objective.penalty.critical_beta(objective.dual_matrix(at.V), objective.curvature).value
+
+    formula = (id(objective.loss), id(objective.penalty), objective.intercept)
+    depends_on = (objective.targets, objective.sample_weight, *formula)
+    with torch.no_grad():
+        found = _CRITICAL_BETA.get(objective.operator, critical, *depends_on) / objective.beta
+    return max(1.0, found) if math.isfinite(found) else 1.0
+
+
 def explain_prediction(objective: Objective) -> list[str]:
     """Return the terms of the predictions, line by line: the counts, and the seconds that they cost each solver."""
     counts, table = count(objective), PRICES.get(kind(objective), {})
@@ -180,5 +197,11 @@ def explain_prediction(objective: Objective) -> list[str]:
         f"{name:12}{getattr(counts, name):10.3g}" + "".join(f"{shares[solver][name]:14.2g}" for solver in table)
         for name in PRICED
     ]
-    growth = "".join(f"{counts.anisotropy**prices.power:14.2g}" for prices in table.values())
-    return [*lines, f"{'anisotropy':12}{counts.anisotropy:10.3g}{growth}  (a factor, counted in the lines above)"]
+    factors = {
+        "anisotropy": [counts.anisotropy**prices.power for prices in table.values()],
+        "depth": [counts.depth**prices.deepening for prices in table.values()],
+    }
+    for name, growth in factors.items():
+        cells = "".join(f"{factor:14.2g}" for factor in growth)
+        lines.append(f"{name:12}{getattr(counts, name):10.3g}{cells}  (a factor, counted in the lines above)")
+    return lines

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from functools import partial
-from typing import NamedTuple, final
+from typing import NamedTuple, TypeAlias, cast, final
 
 import torch
 from torch import Tensor
@@ -57,16 +58,21 @@ class Fista(Solver):
         fista(objective, start, monitor, options=self.options)
 
 
+Scalar: TypeAlias = Tensor | float
+"""A number on the device where iterations are free of host syncs, else one of Python, which is faster."""
+
+
 class _State(NamedTuple):
-    """The last point ``Z`` and the momentum point ``W`` with their outputs; momentum, curvature and intercept."""
+    """The last point ``Z`` and the momentum point ``W`` with outputs and (about) intercepts; momentum and curvature."""
 
     Z: Tensor
     F: Tensor
     W: Tensor
     FW: Tensor
-    t: Tensor
-    L: Tensor
+    t: Scalar
+    L: Scalar
     b: Tensor | None
+    ahead: Tensor | None
 
 
 def fista(
@@ -90,7 +96,10 @@ def fista(
     sync_free = Z.is_cuda if sync_free is None else sync_free
     at_Z = objective.evaluate(F, start.intercept)
     monitor.check(Z, at_Z)
-    first = _State(Z, F, Z, F, at_Z.value.new_ones(()), _first_curvature(objective, at_Z), at_Z.intercept)
+    t: Scalar = at_Z.value.new_ones(())
+    L: Scalar = _first_curvature(objective, at_Z)
+    t, L = (t, L) if sync_free else (float(t), float(L))
+    first = _State(Z, F, Z, F, t, L, at_Z.intercept, at_Z.intercept)
     advance = partial(_advance, objective, options, sync_free=sync_free, watcher=monitor)
     iteration = CudaGraphLoop(objective, advance, first, record=sync_free and objective.penalty.sync_free)
     polish = NewtonPolish(objective, options.polish)
@@ -103,41 +112,41 @@ def fista(
             # conjugate gradients sync with the host at every step, so sync-free iterations go without
             if not sync_free and (found := polish.try_step(at.Z, at.F, at_Z, at.L, monitor)) is not None:
                 Z, F, at_Z = found
-                iteration.set(_State(Z, F, Z, F, torch.ones_like(at.t), at.L, at_Z.intercept))
+                iteration.set(_State(Z, F, Z, F, 1.0, at.L, at_Z.intercept, at_Z.intercept))
                 monitor.check(Z, at_Z)
 
 
 def _advance(objective: Objective, options: FistaOptions, at: _State, *, sync_free: bool, watcher: Watcher) -> _State:
     """Take one step; where the time runs out on the way, return to where it began, whose outputs are known."""
-    penalty, beta = objective.penalty, objective.beta
-    assert isinstance(penalty, Proximal)
-    Z, F, W, FW, t, L, b = at
+    prox, beta = cast(Proximal, objective.penalty).prox, objective.beta  # asked for by ``requires``
+    Z, F, W, FW, t, L, b, ahead = at
     few = objective.n_outputs <= objective.loss.nearly_exact_until
     inexact = sync_free or few or objective.n_outputs > options.many_outputs
-    at_W = objective.evaluate(FW, b, inexact_intercept=inexact)
+    at_W = objective.evaluate(FW, ahead, inexact_intercept=inexact)
     G = objective.adjoint(at_W.V)
     while True:
         if not sync_free and watcher.late:
             return at
-        Z_next = penalty.prox(W - G / L, beta / L)
+        Z_next = prox(W - G / L, beta / L)
         F_next = objective.apply(Z_next)
         at_next = objective.evaluate(F_next, at_W.intercept, inexact_intercept=inexact)
         step = Z_next - W
-        allowed = 0.5 * L * _dot(step, step)
-        excess = _bregman(objective, at_W, FW, at_next, F_next, lazy=not sync_free)
-        taken = (excess <= allowed * (1 + 1e-9)) | ~L.isfinite()
+        allowed = 0.5 * L * _dot(step, step, sync_free)
+        excess = _bregman(objective, at_W, FW, at_next, F_next, sync_free)
+        taken = (excess <= allowed * (1 + 1e-9)) | (abs(L) == math.inf) | (L != L)  # or not finite
         if sync_free or taken:
             break
         L = 2 * L
     # a lower curvature allows longer steps; the next one is checked again
-    longer = torch.where(excess < options.longer_below * allowed, options.longer_by * L, L)
-    L = torch.where(taken, longer, 2 * L)
-    uphill = _dot(step, Z_next - Z) < 0  # the momentum points uphill: restart
-    t_next = torch.where(uphill, 1.0, (1 + (1 + 4 * t * t).sqrt()) / 2)
-    push = torch.where(uphill, 0.0, (t - 1) / t_next)
-    W, FW = (torch.lerp(old, new, (1 + push).to(old.dtype)) for old, new in ((Z, Z_next), (F, F_next)))
-    found = _State(Z_next, F_next, W, FW, t_next, L, at_next.intercept)
-    return select(taken, found, at._replace(L=L)) if sync_free else found
+    longer = _where(excess < options.longer_below * allowed, options.longer_by * L, L)
+    L = _where(taken, longer, 2 * L)
+    uphill = _dot(step, Z_next - Z, sync_free) < 0  # the momentum points uphill: restart
+    t_next = _where(uphill, 1.0, (1 + (1 + 4 * t * t) ** 0.5) / 2)
+    push = 1 + _where(uphill, 0.0, (t - 1) / t_next)
+    W, FW = _combined(Z, Z_next, push), _combined(F, F_next, push)
+    ahead = None if b is None or at_next.intercept is None else _combined(b, at_next.intercept, push)
+    found = _State(Z_next, F_next, W, FW, t_next, L, at_next.intercept, ahead)
+    return select(taken, found, at._replace(L=L)) if isinstance(taken, Tensor) else found
 
 
 def _first_curvature(objective: Objective, at: Evaluation) -> Tensor:
@@ -149,20 +158,38 @@ def _first_curvature(objective: Objective, at: Evaluation) -> Tensor:
     return torch.where(norm > 0, found.clamp_min(1e-12), 1.0)
 
 
-def _bregman(objective: Objective, at_W: Evaluation, FW: Tensor, at_Z: Evaluation, FZ: Tensor, *, lazy: bool) -> Tensor:
+def _bregman(
+    objective: Objective, at_W: Evaluation, FW: Tensor, at_Z: Evaluation, FZ: Tensor, sync_free: bool
+) -> Scalar:
     """Return the Bregman distance of the loss from ``W`` to ``Z``.
 
     Where the difference of values drowns in rounding, half the symmetric distance ``<grad(Z) - grad(W), Z - W>`` stands
-    in: it involves no cancellation, and for small steps the two agree. ``lazy``: the host asks which of them is needed.
+    in: it involves no cancellation, and for small steps the two agree. On the host only the one that is needed is computed.
     """
     step, rows = (FZ - FW).double(), objective.rows
-    distance = at_Z.value - at_W.value - rows.dot(at_W.V.double(), step)
-    noise = 100 * torch.finfo(FZ.dtype).eps * (at_Z.value.abs() + at_W.value.abs())
-    if lazy and distance > noise:
-        return distance
-    return torch.where(distance > noise, distance, 0.5 * rows.dot((at_Z.V - at_W.V).double(), step))
+    there, here, along = at_Z.value, at_W.value, rows.dot(at_W.V.double(), step)
+    eps = 100 * torch.finfo(FZ.dtype).eps
+    if not sync_free:
+        value, last = float(there), float(here)
+        distance = value - last - float(along)
+        small = not distance > eps * (abs(value) + abs(last))
+        return 0.5 * float(rows.dot((at_Z.V - at_W.V).double(), step)) if small else distance
+    symmetric = 0.5 * rows.dot((at_Z.V - at_W.V).double(), step)
+    found = there - here - along
+    return torch.where(found > eps * (there.abs() + here.abs()), found, symmetric)
 
 
-def _dot(a: Tensor, b: Tensor) -> Tensor:
+def _combined(old: Tensor, new: Tensor, push: Scalar) -> Tensor:
+    """``old + push * (new - old)``."""
+    return torch.lerp(old, new, push.to(old.dtype) if isinstance(push, Tensor) else push)
+
+
+def _where(condition: Tensor | bool, a: Scalar, b: Scalar) -> Scalar:
+    """``a`` where the condition holds, else ``b``."""
+    return torch.where(condition, a, b) if isinstance(condition, Tensor) else a if condition else b
+
+
+def _dot(a: Tensor, b: Tensor, sync_free: bool) -> Scalar:
     """``<a, b>`` in float64."""
-    return torch.dot(a.double().flatten(), b.double().flatten())
+    found = torch.dot(a.double().flatten(), b.double().flatten())
+    return found if sync_free else float(found)

@@ -64,7 +64,7 @@ class NewtonPolish:
         self._inner: Objective | None = None
         self._loss, self._support, self._wait, self._patience = math.inf, 0, 0, 2
 
-    def try_step(self, Z: Tensor, F: Tensor, at: Evaluation, L: Tensor, monitor: Watcher) -> Step | None:
+    def try_step(self, Z: Tensor, F: Tensor, at: Evaluation, L: Tensor | float, monitor: Watcher) -> Step | None:
         """Return weights of lower objective than ``Z``, with outputs and loss; None where not tried, or not found.
 
         ``F`` and ``at`` are the outputs and the loss at ``Z``, ``L`` the curvature that FISTA found. Every step of

@@ -31,18 +31,27 @@ from convexformer.solvers.working_set.store import BlockStore
 class BlockDescent(WorkingSetStep):
     """A descent on growing sets of groups.
 
-    Weights by group ``Z: (J, d)``; a state ``S: (c, N)`` that is linear in them; ``R: (c, N)`` the gradient of the loss in
-    the outputs; ``G: (J, d)`` gradients at the end of the last round, and ``gradient_correction``, what float32 features
-    leave out of the float64 gradient: a constant within a round, so that rounds end at the optimum in float64 (iterative
-    refinement). Outputs and gradients carry ``sqrt(w)``, as the features do.
+    Weights by group ``Z: (J, d)``, in the channels of the store; a state ``S: (c, N)`` that is linear in them; ``R: (c, N)``
+    the gradient of the loss in the outputs; ``G: (J, d)`` gradients at the end of the last round, and
+    ``gradient_correction``, what float32 features leave out of the float64 gradient: a constant within a round, so that
+    rounds end at the optimum in float64 (iterative refinement). Outputs and gradients carry ``sqrt(w)``, as the features do.
     """
 
-    def __init__(self, objective: Objective, Z: Tensor, at: Evaluation, options: WorkingSetOptions) -> None:
-        self.objective, self.store, self.beta = objective, BlockStore.of(objective), objective.beta
+    def __init__(
+        self, objective: Objective, Z: Tensor, at: Evaluation, options: WorkingSetOptions, tolerance: float = 0.0
+    ) -> None:
+        width, from_tolerance = options.single_spectra
+        single = Z.shape[-2] >= width and tolerance >= from_tolerance
+        self.objective, self.beta = objective, objective.beta
+        self.store = BlockStore.of(objective, single_spectra=single)
         self.options, self.gap = options, np.inf
         self.shape = Z.shape
         self.divisor = np.where(self.store.root > 0, self.store.root, 1.0)
         self.Z = _by_group(Z).copy()
+        used = self.store.used(self.Z)
+        self.store.load(used)
+        self.store.prepare(used)
+        self.store.to_axes(self.Z, used)
         self.G = np.zeros_like(self.Z)
         self.gradient_correction = np.zeros_like(self.Z)
         self.known = np.zeros(len(self.Z), bool)  # whose G belongs to R
@@ -64,11 +73,12 @@ class BlockDescent(WorkingSetStep):
         groups = np.flatnonzero(chosen)
         growing = float(np.mean(~self.last[groups])) > 0.3 if len(groups) else False
         self.last = chosen
-        if at.gap < self.options.exact_from:
-            self._take(at.evaluation)
-            self.known[:] = False
+        self._take(at.evaluation)  # what float32 steps have left behind in the state
+        self.known[:] = False
         if at.gap < self.options.refine_from:
             self._gradients(np.flatnonzero(chosen & ~self.known))
+            M = M.copy()
+            self.store.to_axes(M, slices)
             self.gradient_correction[groups] = -M[groups] - self.G[groups]
         least = at.gap * (float(at.evaluation.value) + self.beta * float(_norms(self.Z).sum()))
         patience, last = self.options.patience, least
@@ -104,8 +114,14 @@ class BlockDescent(WorkingSetStep):
             self.newton.sweeps_are_slow = (
                 idle >= self.options.newton.idle_quadratic if self.objective.loss.quadratic else slow
             )
+        return self.weights()
+
+    def weights(self) -> Tensor:
+        """Return all weights ``([g,] s, d, c)``, in the channels of the objective."""
         d, c = self.shape[-2:]
-        Z = torch.from_numpy(self.Z.copy()).view(*self.shape[:-2], c, d).transpose(-1, -2)
+        found = self.Z.copy()
+        self.store.from_axes(found, self.store.used(found))
+        Z = torch.from_numpy(found).view(*self.shape[:-2], c, d).transpose(-1, -2)
         return Z.to(self.objective.operator.like.dtype).contiguous()
 
     @abstractmethod
@@ -129,8 +145,8 @@ class BlockDescent(WorkingSetStep):
         """Return the dual value at the best scale of the gradient up to ``limit``."""
 
     @abstractmethod
-    def _hessian(self) -> Callable[[np.ndarray], np.ndarray]:
-        """Return the Hessian of the loss in the outputs, ``(c, N) -> (c, N)``."""
+    def _hessian(self) -> tuple[np.ndarray, bool]:
+        """``(c, N)`` second derivatives of the loss in the outputs, or the probabilities of a softmax; whether these."""
 
     @abstractmethod
     def _own_curvature(self) -> np.ndarray:
@@ -147,6 +163,11 @@ class BlockDescent(WorkingSetStep):
     def _gradients(self, groups: np.ndarray) -> None:
         compiled.gradients(groups, self.store.index, self.store.data, self.R, self.G)
 
+    def _at_once(self, groups: np.ndarray, starts: np.ndarray) -> bool:
+        """Tell whether sweeps move all columns of a slice at once: there are several, and float32 is exact enough."""
+        several = len(groups) >= self.options.columns_at_once * (len(starts) - 1) > 0
+        return several and self.gap > self.options.single_until
+
     def _newton(self, active: np.ndarray, gap: float, late: Callable[[], bool]) -> None:
         """Take a Newton step on these groups."""
         token, gate, _ = self.store.index
@@ -158,7 +179,7 @@ class BlockDescent(WorkingSetStep):
         correction = self.gradient_correction[active]
         self._gradients(active)
         gradient = self.G[active] + correction, self.R @ self.store.root
-        model = GroupModel(support, self._hessian(), scale, mass, gradient, self._moved_loss, correction, self.beta)
+        model = GroupModel(support, *self._hessian(), scale, mass, gradient, self._moved_loss, correction, self.beta)
         step = newton_step(model, self.Z[active], gap, self.newton.steps, self.options.newton, late)
         self.newton.took(step)
         if step is not None:

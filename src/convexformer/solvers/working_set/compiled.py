@@ -3,6 +3,9 @@
 Groups are numbered ``j``; group ``j`` is the column ``z_j: (d,)`` of token ``token[j]``, gate ``gate[j]`` and output
 ``output[j]``. Its features are ``X[token[j]]: (N, d)``, of which the gate keeps ``rows[first[gate] : first[gate + 1]]``.
 ``R: (c, N)`` holds the residuals ``sqrt(w) (f - y)``; the rows of ``X`` carry the same ``sqrt(w)``.
+
+Without gates the channels of a token are its principal axes from its first move on
+(:func:`~convexformer.solvers.working_set.spectra.first_visit`): blocks are then diagonal, and nothing need be turned.
 """
 
 from __future__ import annotations
@@ -13,9 +16,9 @@ import numpy as np
 
 from convexformer.jit import available as available
 from convexformer.jit import njit
+from convexformer.solvers.working_set.spectra import first_visit
 
 NEWTON_STEPS = 50
-GATHERED_ROWS = 4096  # rows gathered at a time
 RETRIES = 8  # of a step that meets more curvature than its block was given
 CURVATURE_SLACK, LARGER_SCALE = 1.05, 1.3  # a step may meet so much more; a block's scale then grows by this at least
 
@@ -64,9 +67,15 @@ def _move(X: Any, rows: Any, step: Any, r: Any, root: Any, total: float) -> None
 
 
 @njit(cache=True, fastmath=True, nogil=True)
-def _target(U: Any, values: Any, g: Any, z: Any, q: Any) -> float:
-    """``q = U^T (Gram z - g)``, in the eigenbasis ``U``; return its squared norm."""
+def _target(U: Any, values: Any, g: Any, z: Any, rotated: bool, q: Any) -> float:
+    """``q = U^T (Gram z - g)``, in the eigenbasis ``U``, that of ``g`` and ``z`` if ``rotated``; return its squared norm."""
     d = q.shape[0]
+    if rotated:
+        size = 0.0
+        for a in range(d):
+            q[a] = values[a] * z[a] - g[a]
+            size += q[a] * q[a]
+        return size
     turned = np.zeros(d)
     for a in range(d):
         q[a] = 0.0
@@ -116,55 +125,16 @@ def _length(q: Any, values: Any, beta: float, start: float) -> float:
     return nu
 
 
-@njit(cache=True, fastmath=True, nogil=True)
-def _add_gram(X: Any, rows: Any, gram: Any) -> None:
-    """``gram += X[rows]^T X[rows]``."""
-    d = gram.shape[0]
-    for n in rows:
-        for a in range(d):
-            for b in range(d):
-                gram[a, b] += X[n, a] * X[n, b]
-
-
 @njit(cache=True, nogil=True)
-def prepare(X: Any, rows: Any, root: Any, total: float, values: Any, vectors: Any, mean: Any) -> None:
-    """Mean, and eigenvalues and vectors of the Gram matrix, of one gated token; centred where there is an intercept.
-
-    Without one (``total = 0``) the mean is set to zero.
-    """
-    d = X.shape[1]
-    gram = np.zeros((d, d))
-    mean[:] = 0.0
-    for n in rows:
-        for a in range(d):
-            mean[a] += root[n] * X[n, a]
-    if rows.shape[0] * d * d <= 1 << 20:  # too little for a BLAS, whose buffers would outweigh the tokens
-        _add_gram(X, rows, gram)
-    else:
-        for start in range(0, rows.shape[0], GATHERED_ROWS):
-            whole = rows.shape[0] == X.shape[0]  # then rows are in order, and nothing need be gathered
-            own = X[start : start + GATHERED_ROWS] if whole else X[rows[start : start + GATHERED_ROWS]]
-            gram += np.dot(own.T, own)
-    mean *= 1.0 / total if total > 0.0 else 0.0
-    for a in range(d):
-        for b in range(d):
-            gram[a, b] -= mean[a] * mean[b] * total
-    lam, U = np.linalg.eigh(gram)
-    for a in range(d):
-        values[a] = max(lam[a], 0.0)
-        for b in range(d):
-            vectors[a, b] = U[a, b]
-
-
-@njit(cache=True, nogil=True)
-def minimise(g: Any, z: Any, beta: float, U: Any, values: Any, scale: float, step: Any) -> float:
+def minimise(g: Any, z: Any, beta: float, U: Any, values: Any, rotated: bool, scale: float, step: Any) -> float:
     """Set ``step`` to the way from ``z`` to the minimiser over its block; return the squared length of the step.
 
-    The block's curvature is taken as ``scale`` times its Gram matrix ``U diag(values) U^T``.
+    The block's curvature is taken as ``scale`` times its Gram matrix ``U diag(values) U^T``, or ``diag(values)`` where
+    the channels are ``rotated`` to its axes.
     """
     d = z.shape[0]
     q, curvatures = np.empty(d), scale * values
-    square = _target(U, curvatures, g, z, q)
+    square = _target(U, curvatures, g, z, rotated, q)
     if square <= beta * beta:
         for a in range(d):
             step[a] = 0.0
@@ -173,7 +143,9 @@ def minimise(g: Any, z: Any, beta: float, U: Any, values: Any, scale: float, ste
         nu = _length(q, curvatures, beta, (np.sqrt(square) - beta) / top if top > 0.0 else 0.0)
         for a in range(d):
             q[a] *= nu / (curvatures[a] * nu + beta)
-        _turn_back(U, q, step)
+            step[a] = q[a]
+        if not rotated:
+            _turn_back(U, q, step)
     change = 0.0
     for a in range(d):
         step[a] -= z[a]
@@ -193,26 +165,6 @@ def at_rest(g: Any, correction: Any, z: Any, beta: float) -> bool:
 
 
 @njit(cache=True, nogil=True)
-def _spectrum(k: int, u: int, data: Any, spectra: Any) -> int:
-    """Return the number of the slice of token ``k`` and gate ``u``; its spectrum is computed where it is not yet."""
-    X, rows, first, root, total = data
-    values, vectors, means, ready = spectra
-    b = u * X.shape[0] + k
-    if not ready[b]:
-        prepare(X[k], rows[first[u] : first[u + 1]], root, total, values[b], vectors[b], means[b])
-        ready[b] = True
-    return b
-
-
-@njit(cache=True, nogil=True)
-def prepare_slices(slices: Any, data: Any, spectra: Any) -> None:
-    """Compute the spectra of these slices, where they are not known yet."""
-    s = data[0].shape[0]
-    for b in slices:
-        _spectrum(b % s, b // s, data, spectra)
-
-
-@njit(cache=True, nogil=True)
 def sweep(groups: Any, index: Any, data: Any, spectra: Any, beta: float, Z: Any, correction: Any, R: Any) -> None:
     """Squared loss: minimise the objective exactly in each of the groups in turn.
 
@@ -220,15 +172,18 @@ def sweep(groups: Any, index: Any, data: Any, spectra: Any, beta: float, Z: Any,
     """
     token, gate, output = index
     X, rows, first, root, total = data
-    values, vectors = spectra[:2]
-    g, step = np.empty(Z.shape[1]), np.empty(Z.shape[1])
+    values, vectors, _, ready, rotated, _ = spectra
+    G, step = np.empty((1, Z.shape[1])), np.empty(Z.shape[1])
+    g = G[0]
     for j in groups:
         own = rows[first[gate[j]] : first[gate[j] + 1]]
         _gradient(X[token[j]], own, R[output[j]], g)
         if at_rest(g, correction[j], Z[j], beta):
             continue
-        b = _spectrum(token[j], gate[j], data, spectra)
-        if minimise(g, Z[j], beta, vectors[b], values[b], 1.0, step) > 0.0:
+        b = gate[j] * X.shape[0] + token[j]
+        if not ready[b]:
+            first_visit(b, data, spectra, G, correction, R.shape[0])
+        if minimise(g, Z[j], beta, vectors[b], values[b], rotated, 1.0, step) > 0.0:
             Z[j] += step
             _move(X[token[j]], own, step, R[output[j]], root, total)
 
@@ -315,18 +270,21 @@ def prox_newton_sweep(
     """
     token, gate, output = index
     X, rows, first, root, total = data
-    values, vectors, means, _ = spectra
-    g, step, u = np.empty(Z.shape[1]), np.empty(Z.shape[1]), np.empty(R.shape[1])
+    values, vectors, means, ready, rotated, _ = spectra
+    G, step, u = np.empty((1, Z.shape[1])), np.empty(Z.shape[1]), np.empty(R.shape[1])
+    g = G[0]
     for j in groups:
         k, l = token[j], output[j]
         open_rows = rows[first[gate[j]] : first[gate[j] + 1]]
         _gradient(X[k], open_rows, R[l], g)
         if at_rest(g, correction[j], Z[j], beta):
             continue
-        b = _spectrum(k, gate[j], data, spectra)
+        b = gate[j] * X.shape[0] + k
+        if not ready[b]:
+            first_visit(b, data, spectra, G, correction, R.shape[0])
         centre(g, means[b], R[l], root)
         for _ in range(RETRIES):
-            if minimise(g, Z[j], beta, vectors[b], values[b], scales[j], step) == 0.0:
+            if minimise(g, Z[j], beta, vectors[b], values[b], rotated, scales[j], step) == 0.0:
                 break
             met = _outputs(X[k], open_rows, means[b], step, own[l], root, total, u)
             if met <= CURVATURE_SLACK * scales[j] or scales[j] >= largest:

@@ -13,39 +13,18 @@ a line search costs no product with the features. Features and preconditioner ar
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import final
 
 import numpy as np
 
+from convexformer.solvers.working_set import conjugate
 from convexformer.solvers.working_set.options import NewtonOptions
+from convexformer.solvers.working_set.support import TokenSupport
 
 TINY = 1e-300
-
-
-class SupportMap(ABC):
-    """The map from some groups ``P: (J, d)`` and an intercept ``b: (c,)`` to outputs ``U: (c, N)``, with its spectra."""
-
-    values: np.ndarray
-    """``(J, d)`` eigenvalues of each group's Gram matrix."""
-
-    @abstractmethod
-    def apply(self, P: np.ndarray, b: np.ndarray, *, exact: bool = False) -> np.ndarray:
-        """Return the outputs, ``(c, N)``, in float32, or ``exact``, summed up in float64."""
-
-    @abstractmethod
-    def adjoint(self, V: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return the gradients in the groups ``(J, d)`` and in the intercept ``(c,)`` of ``V: (c, N)``."""
-
-    @abstractmethod
-    def turn(self, P: np.ndarray) -> np.ndarray:
-        """Return each group in the principal axes of its slice."""
-
-    @abstractmethod
-    def turn_back(self, P: np.ndarray) -> np.ndarray:
-        """Undo :meth:`turn`."""
+STEPS_AT_ONCE = 16  # of conjugate gradients, between two looks at the clock
 
 
 @final
@@ -53,9 +32,11 @@ class SupportMap(ABC):
 class GroupModel:
     """The objective near some weights: what :func:`newton_step` needs."""
 
-    support: SupportMap
-    hessian: Callable[[np.ndarray], np.ndarray]
-    """``F''`` on outputs, ``(c, N) -> (c, N)``."""
+    support: TokenSupport
+    hessian: np.ndarray
+    """``(c, N)`` in float32: second derivatives of the loss in the outputs, or the probabilities of a softmax."""
+    softmax: bool
+    """Whether the Hessian of a sample is ``diag(q) - q q^T`` with those probabilities."""
     scale: np.ndarray
     """``(J, 1)`` the curvature that each group meets, as a multiple of its Gram matrix."""
     mass: np.ndarray
@@ -99,11 +80,11 @@ def newton_step(
     accepted = before + 1e-14 * abs(before)
     found = solver.without_crossings(first, steps // 2, options)
     if found is not None:
-        W = solver.live * (Z + found.P)
-        U = model.support.apply(W - Z, found.b, exact=True)
+        W = solver.live[:, None] * (Z + found.P)
+        U = model.support.apply(W - Z, found.b)
         if model.loss(U) + solver.penalty(W) <= accepted + 1e-4 * slope:
             return NewtonStep(W, U, found.b, 1.0, first.converged)
-    t, U = 1.0, model.support.apply(first.P, first.b, exact=True)
+    t, U = 1.0, model.support.apply(first.P, first.b)
     while t > options.shortest:
         W = Z + t * first.P
         if model.loss(t * U) + solver.penalty(W) <= accepted + 1e-4 * t * slope:
@@ -155,16 +136,17 @@ class _Newton:
     def __init__(self, model: GroupModel, Z: np.ndarray, residual: float, late: Callable[[], bool]) -> None:
         self.model, self.Z, self.late, self.residual = model, Z, late, residual
         norms = np.sqrt(_rows_dot(Z, Z))
-        self.unit, self.bend = Z / norms, model.beta / norms  # (J, d), (J, 1)
-        self.live = np.ones_like(norms)
+        self.unit, bend = Z / norms, model.beta / norms  # (J, d), (J, 1)
+        self.live = np.ones(len(Z))
         self.stop = 0.0
-        values = model.support.values
-        self.inverse = 1 / (model.scale * values + self.bend)  # block = its inverse less bend unit unit^T
+        inverse = 1 / (model.scale * model.support.values + bend)  # block = its inverse less bend unit unit^T
         turned = model.support.turn(self.unit)
-        self.along = self.inverse * turned
-        left = 1 - self.bend * _rows_dot(turned, self.along)
-        self.rank_one = self.bend / np.maximum(left, 1e-10)
-        self.inverse_mass = np.where(model.mass > 0, 1 / np.maximum(model.mass, TINY), 0.0)
+        along = inverse * turned
+        left = 1 - bend * _rows_dot(turned, along)
+        rank_one = bend / np.maximum(left, 1e-10)
+        inverse_mass = np.where(model.mass > 0, 1 / np.maximum(model.mass, TINY), 0.0)
+        curved = (model.hessian, model.softmax, self.unit, bend[:, 0].copy())
+        self.system = (*curved, inverse, along, rank_one[:, 0].copy(), inverse_mass)
 
     def penalty(self, Z: np.ndarray) -> float:
         """Return the terms of the objective that the outputs do not show."""
@@ -173,58 +155,47 @@ class _Newton:
 
     def conjugate_gradients(self, gradient: tuple[np.ndarray, np.ndarray], steps: int) -> _Iterate:
         """Solve for the step from zero."""
-        self.stop = self.residual * _dot(gradient, self._precondition(*gradient))
         P, b = np.zeros_like(gradient[0]), np.zeros_like(gradient[1])
-        zero = _Iterate(P, b, (-gradient[0], -gradient[1]), converged=False)
-        return self._iterate(zero, steps)
+        at = _Iterate(P, b, (-gradient[0], -gradient[1]), converged=False)
+        energy, _, _ = self._precondition(*at.residual)
+        self.stop = self.residual * energy
+        return self._iterate(at, steps)
 
     def without_crossings(self, at: _Iterate, steps: int, options: NewtonOptions) -> _Iterate | None:
         """Set groups that turn against themselves to zero and solve on for the others; None where no group does so."""
         crossed = False
         for _ in range(options.crossing_rounds):
             end = self.Z + at.P
-            cross = (_rows_dot(end, self.unit) <= 0) & (self.live > 0)
+            cross = (_rows_dot(end, self.unit)[:, 0] <= 0) & (self.live > 0)
             number = int(cross.sum())
             if number == 0 or number > options.most_crossings * len(end):
                 break
             crossed = True
-            jump = np.where(cross, -end, 0.0)
+            jump = np.where(cross[:, None], -end, 0.0)
             self.live = self.live * ~cross
-            HP, Hb = self._product(jump, np.zeros_like(at.b))
-            r = (self.live * (at.residual[0] - HP), at.residual[1] - Hb)
+            HP, Hb = np.empty_like(jump), np.empty_like(at.b)
+            conjugate.product(jump, np.zeros_like(at.b), self.live, self.model.support.features, self.system, HP, Hb)
+            r = (self.live[:, None] * (at.residual[0] - HP), at.residual[1] - Hb)
             at = self._iterate(_Iterate(at.P + jump, at.b, r, converged=False), steps)
         return at if crossed else None
 
     def _iterate(self, at: _Iterate, steps: int) -> _Iterate:
         """Go on with conjugate gradients from an iterate."""
-        x, b, r = at.P, at.b, at.residual
-        p = y = self._precondition(*r)
-        energy = _dot(r, y)
-        for _ in range(steps):
-            if energy <= self.stop or self.late():
+        x, b, r, rb = (array.copy() for array in (at.P, at.b, *at.residual))
+        energy, p, pb = self._precondition(r, rb)
+        features = self.model.support.features
+        for start in range(0, steps, STEPS_AT_ONCE):
+            if abs(energy) <= self.stop or energy < 0 or self.late():
                 break
-            Hp = self._product(*p)
-            curvature = _dot(p, Hp)
-            if not curvature > 1e-12 * energy:
-                break
-            a = energy / curvature
-            x, b = x + a * p[0], b + a * p[1]
-            r = (r[0] - a * Hp[0], r[1] - a * Hp[1])
-            y = self._precondition(*r)
-            before, energy = energy, _dot(r, y)
-            p = (y[0] + energy / before * p[0], y[1] + energy / before * p[1])
-        return _Iterate(x, b, r, energy <= self.stop)
+            now = min(STEPS_AT_ONCE, steps - start)
+            energy = conjugate.iterate(x, b, r, rb, p, pb, energy, self.live, features, self.system, self.stop, now)
+        return _Iterate(x, b, (r, rb), 0 <= energy <= self.stop)
 
-    def _product(self, P: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return the Hessian times a direction."""
-        G, Hb = self.model.support.adjoint(self.model.hessian(self.model.support.apply(P, b)))
-        tangent = P - self.unit * _rows_dot(self.unit, P)
-        return self.live * (G + self.bend * tangent), Hb
-
-    def _precondition(self, P: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        turned = self.model.support.turn(P)
-        solved = self.inverse * turned + self.along * (self.rank_one * _rows_dot(self.along, turned))
-        return self.live * self.model.support.turn_back(solved), self.inverse_mass * b
+    def _precondition(self, r: np.ndarray, rb: np.ndarray) -> tuple[float, np.ndarray, np.ndarray]:
+        """Return the energy of a residual, and the residual times the inverse of the blocks."""
+        y, yb = np.empty_like(r), np.empty_like(rb)
+        energy = conjugate.precondition(r, rb, self.live, self.model.support.features, self.system, y, yb)
+        return energy, y, yb
 
 
 def _dot(a: tuple[np.ndarray, np.ndarray], b: tuple[np.ndarray, np.ndarray]) -> float:

@@ -44,6 +44,8 @@ class WorkingSetOptions:
     """A slice whose polar is below this fraction of beta waits for a later round."""
     widest_token: int = 512
     """Width of tokens up to which blocks are minimised exactly, by the spectrum of their Gram matrix."""
+    single_spectra: tuple[int, float] = (128, 1e-5)
+    """Spectra are computed in float32 for tokens of this width and tolerances from this one on: else their time is none."""
     gap_share: float = 0.05
     gap_margin: float = 0.3
     """A round ends at this share of the gap of the whole problem, or at this share of the tolerance."""

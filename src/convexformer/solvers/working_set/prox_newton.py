@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, final
 
 import numpy as np
@@ -26,9 +25,11 @@ class ProxNewtonDescent(BlockDescent):
     the objective is shortened.
     """
 
-    def __init__(self, objective: Objective, Z: Tensor, at: Evaluation, options: WorkingSetOptions) -> None:
+    def __init__(
+        self, objective: Objective, Z: Tensor, at: Evaluation, options: WorkingSetOptions, tolerance: float = 0.0
+    ) -> None:
         self.softmax_hessian = False
-        super().__init__(objective, Z, at, options)
+        super().__init__(objective, Z, at, options, tolerance)
         self.scales = np.zeros(len(self.Z))
         self.D = np.empty_like(self.R)
 
@@ -103,11 +104,10 @@ class ProxNewtonDescent(BlockDescent):
         largest = self.objective.loss.curvature
         model: tuple[Any, ...] = (self.R.copy(), self.H, self.own, self.softmax_hessian, self.scales, largest, self.D)
         weights: tuple[Any, ...] = (self.beta, self.Z, self.gradient_correction)
-        cuts = np.flatnonzero(np.diff(at.slice[groups])) + 1
-        several = len(groups) >= self.options.columns_at_once * (len(cuts) + 1)
-        starts = np.concatenate([[0], cuts, [len(groups)]])
+        starts = at.starts(groups)
+        at_once = self._at_once(groups, starts)
         for _ in range(self.options.sweeps_of_model):
-            if several and self.gap > self.options.single_until:  # products in float32
+            if at_once:
                 token_sweep(groups, starts, at.index, at.data, at.gates, at.gated, at.spectra, *weights, *model)
             else:
                 compiled.prox_newton_sweep(groups, at.index, at.data, at.spectra, *weights, *model)
@@ -115,17 +115,8 @@ class ProxNewtonDescent(BlockDescent):
     def _dual(self, limit: float) -> float:
         return dual_value(self.objective, self.at, limit)[0]
 
-    def _hessian(self) -> Callable[[np.ndarray], np.ndarray]:
-        H = self.bare.astype(np.float32)
-        if not self.softmax_hessian:
-            return lambda U: H * U
-
-        def product(U: np.ndarray) -> np.ndarray:
-            V = H * U
-            V -= H * V.sum(0)
-            return V
-
-        return product
+    def _hessian(self) -> tuple[np.ndarray, bool]:
+        return self.bare.astype(np.float32), self.softmax_hessian
 
     def _own_curvature(self) -> np.ndarray:
         return self.own

@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import final
 
 import numpy as np
+from torch import Tensor
 
-from convexformer.objective import Evaluation
+from convexformer.objective import Evaluation, Objective
 from convexformer.solvers.working_set import compiled
 from convexformer.solvers.working_set.block_descent import BlockDescent
+from convexformer.solvers.working_set.options import WorkingSetOptions
+from convexformer.solvers.working_set.token_sweep import token_sweep
 
 
 @final
 class SquaredDescent(BlockDescent):
     """The squared loss: the state is the residual ``sqrt(w) (f - y)``, which is the gradient too."""
+
+    def __init__(
+        self, objective: Objective, Z: Tensor, at: Evaluation, options: WorkingSetOptions, tolerance: float = 0.0
+    ) -> None:
+        super().__init__(objective, Z, at, options, tolerance)
+        self.ones = np.ones(self.R.shape)  # the curvature
 
     def _take(self, at: Evaluation) -> None:
         self._settle(np.ascontiguousarray(at.V.double().numpy().T / self.divisor))
@@ -26,8 +34,13 @@ class SquaredDescent(BlockDescent):
         return 0.5 * float(np.vdot(S, S))
 
     def _sweep(self, groups: np.ndarray) -> None:
-        at = self.store
-        compiled.sweep(groups, at.index, at.data, at.spectra, self.beta, self.Z, self.gradient_correction, self.R)
+        at, weights = self.store, (self.beta, self.Z, self.gradient_correction)
+        starts = at.starts(groups)
+        if self._at_once(groups, starts):  # outputs do not meet: all columns of a slice move at once, and exactly
+            model = (self.R, self.ones, self.ones, False, np.ones(len(self.Z)), 1.0, np.empty_like(self.R))
+            token_sweep(groups, starts, at.index, at.data, at.gates, at.gated, at.spectra, *weights, *model)
+        else:
+            compiled.sweep(groups, at.index, at.data, at.spectra, *weights, self.R)
 
     def _dual(self, limit: float) -> float:
         goal = self.objective.targets.numpy().T * self.store.root
@@ -35,8 +48,8 @@ class SquaredDescent(BlockDescent):
         t = max(-limit, min(along / square, limit)) if square > 0 else 0.0
         return t * along - 0.5 * t**2 * square
 
-    def _hessian(self) -> Callable[[np.ndarray], np.ndarray]:
-        return lambda U: U
+    def _hessian(self) -> tuple[np.ndarray, bool]:
+        return self.ones.astype(np.float32), False
 
     def _own_curvature(self) -> np.ndarray:
         return np.ones(self.R.shape)

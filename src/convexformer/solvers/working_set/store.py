@@ -11,6 +11,7 @@ from convexformer.objective import Objective
 from convexformer.operators import TokenFeatures
 from convexformer.solvers.base import Workspace
 from convexformer.solvers.working_set import compiled
+from convexformer.solvers.working_set.spectra import prepare_slices
 from convexformer.solvers.working_set.support import TokenSupport
 
 
@@ -18,10 +19,14 @@ from convexformer.solvers.working_set.support import TokenSupport
 class BlockStore:
     """Token-major features in float32, filled token by token as the working set grows, with Gram matrices' spectra.
 
-    Untouched tokens cost no memory. The rows carry ``sqrt(w)``. One store serves all betas of a path.
+    Without gates the channels of a token that moves are its principal axes, and so must be those of its weights
+    (:meth:`to_axes`, :meth:`from_axes`); with gates, whose slices of one token have different axes, they stay. Untouched
+    tokens cost no memory. The rows carry ``sqrt(w)``. One store serves all betas of a path.
     """
 
-    def __init__(self, parts: TokenFeatures, w: Tensor, n_outputs: int, intercept: bool) -> None:
+    def __init__(
+        self, parts: TokenFeatures, w: Tensor, n_outputs: int, intercept: bool, *, single_spectra: bool = False
+    ) -> None:
         self.source = parts.features.numpy()  # (R, s, d)
         R, s, d = self.source.shape
         gates = np.ones((R, 1), bool) if parts.gates is None else parts.gates.numpy() > 0
@@ -32,33 +37,63 @@ class BlockStore:
         rows = np.concatenate([np.flatnonzero(gates[:, u]) for u in range(g)])
         first = np.concatenate([[0], np.cumsum(gates.sum(0))])
         self.data = (self.X, rows, first, self.root, float(w.sum()) if intercept else 0.0)
-        self.spectra = (np.empty((g * s, d)), np.empty((g * s, d, d)), np.empty((g * s, d)), np.zeros(g * s, bool))
+        self.gated, self.gates = parts.gates is not None, np.ascontiguousarray(gates.T, np.float32)  # (g, R)
+        values, vectors, means = np.empty((g * s, d)), np.empty((g * s, d, d)), np.empty((g * s, d))
+        self.spectra = (values, vectors, means, np.zeros(g * s, bool), not self.gated, single_spectra)
         gate, token, output = (np.ascontiguousarray(row) for row in np.indices((g, s, n_outputs)).reshape(3, -1))
         self.index = (token, gate, output)
         self.slice = gate * s + token  # of each group
-        self.gated, self.gates = parts.gates is not None, np.ascontiguousarray(gates.T, np.float32)  # (g, R)
 
     @classmethod
-    def of(cls, objective: Objective) -> BlockStore:
-        """Return the store of this objective, made once for all its betas."""
+    def of(cls, objective: Objective, *, single_spectra: bool = False) -> BlockStore:
+        """Return the store of this objective, made once for all its betas.
+
+        ``single_spectra``: computed in float32, in half the time, which leaves relative gaps of 1e-6.
+        """
         w, intercept = objective.sample_weight, objective.intercept
 
         def make() -> BlockStore:
             parts = objective.operator.token_features()
             assert parts is not None, "the working-set solver requires slices of tokens"
-            return cls(parts, w, objective.n_outputs, intercept)
+            return cls(parts, w, objective.n_outputs, intercept, single_spectra=single_spectra)
 
-        return STORES.get(objective.operator, make, w, intercept)
+        return STORES.get(objective.operator, make, w, intercept, single_spectra)
 
     def load(self, slices: np.ndarray) -> None:
         """Copy the features of the tokens of these slices, where they are not there yet."""
         tokens = np.unique(slices % len(self.X))
-        compiled.load(self.source, tokens[~self.filled[tokens]], self.root, self.X)
+        new = tokens[~self.filled[tokens]]
+        compiled.load(self.source, new, self.root, self.X)
         self.filled[tokens] = True
+
+    def prepare(self, slices: np.ndarray) -> None:
+        """Compute the spectra of these slices, which are loaded, where they are not known yet."""
+        prepare_slices(slices, self.data, self.spectra)
+
+    def to_axes(self, Z: np.ndarray, slices: np.ndarray) -> None:
+        """Turn the weights or gradients ``Z: (J, d)`` of these slices to the channels of the store, in place."""
+        if not self.gated:
+            by_slice, slices = Z.reshape(-1, self.n_outputs, Z.shape[1]), slices[self.spectra[3][slices]]
+            by_slice[slices] = by_slice[slices] @ self.spectra[1][slices]
+
+    def from_axes(self, Z: np.ndarray, slices: np.ndarray) -> None:
+        """Undo :meth:`to_axes`."""
+        if not self.gated:
+            by_slice, slices = Z.reshape(-1, self.n_outputs, Z.shape[1]), slices[self.spectra[3][slices]]
+            by_slice[slices] = by_slice[slices] @ self.spectra[1][slices].transpose(0, 2, 1)
+
+    def used(self, Z: np.ndarray) -> np.ndarray:
+        """Return the slices whose weights are not all zero."""
+        return np.flatnonzero(Z.reshape(len(Z) // self.n_outputs, -1).any(1))
+
+    def starts(self, groups: np.ndarray) -> np.ndarray:
+        """Return where the slices of these groups, which are in order, begin, and the end of the last."""
+        cuts = np.flatnonzero(np.diff(self.slice[groups])) + 1
+        return np.concatenate([[0], cuts, [len(groups)]])
 
     def support(self, groups: np.ndarray) -> TokenSupport:
         """Return the map of these groups, sorted by token, for Newton's method; their tokens are loaded."""
-        compiled.prepare_slices(np.unique(self.slice[groups]), self.data, self.spectra)
+        self.prepare(np.unique(self.slice[groups]))
         token, gate, output = (row[groups] for row in self.index)
         gates = self.gates if self.gated else None
         return TokenSupport(self.X, self.root, gates, (token, gate, output), *self.spectra[:2])

@@ -1,4 +1,4 @@
-"""The features of some groups, as :class:`~convexformer.solvers.working_set.newton.SupportMap` has them."""
+"""The map from some groups of weights to outputs: token-major features, and the spectra of their slices."""
 
 from __future__ import annotations
 
@@ -7,17 +7,16 @@ from typing import Any, final
 
 import numpy as np
 
-from convexformer.jit import njit
-from convexformer.solvers.working_set.newton import SupportMap
+from convexformer.solvers.working_set import conjugate
 
 
 @final
-class TokenSupport(SupportMap):
-    """Token-major features: one product a token, with the columns in use of all its gates side by side.
+class TokenSupport:
+    """The map from groups ``P: (J, d)`` and an intercept ``b: (c,)`` to outputs ``U: (c, N)``.
 
-    ``X: (s, N, d)`` in float32, whose rows carry ``root: (N,)``; ``gates: (g, N)`` or None; ``token, gate, output: (J,)`` of
-    each group, sorted by token, then gate; spectra ``values: (B, d)`` and ``vectors: (B, d, d)`` of slices
-    ``gate * s + token``.
+    One product a token, with the columns in use of all its gates side by side. ``X: (s, N, d)`` in float32, whose rows
+    carry ``root: (N,)``; ``gates: (g, N)`` or None; ``token, gate, output: (J,)`` of each group, sorted by token, then gate;
+    spectra ``values: (B, d)`` and ``vectors: (B, d, d)`` of slices ``gate * s + token``.
     """
 
     def __init__(
@@ -31,29 +30,18 @@ class TokenSupport(SupportMap):
     ) -> None:
         token, gate, _ = index
         self.X, self.index, self.root = X, index, root
-        self.single_root = root.astype(np.float32)
         self.gated, self.gates = gates is not None, np.empty((0, 0), np.float32) if gates is None else gates
         slices = gate * len(X) + token
         self.values = values[slices]
-        self.token_starts, self.slice_starts = _runs(token), _runs(slices)
-        self.axes = vectors[slices[self.slice_starts[:-1]]].astype(np.float32)  # (runs, d, d)
+        """``(J, d)`` eigenvalues of each group's Gram matrix."""
+        self.token_starts, slice_starts = _runs(token), _runs(slices)
+        runs = slices[slice_starts[:-1]]
+        axes = vectors[runs if self.gated else runs[:0]].astype(np.float32)  # (runs, d, d)
+        self.features: tuple[Any, ...] = (X, self.token_starts, slice_starts, index, self.gates, self.gated, axes, root)
+        """What the loops of :mod:`~convexformer.solvers.working_set.conjugate` need."""
 
-    def apply(self, P: np.ndarray, b: np.ndarray, *, exact: bool = False) -> np.ndarray:
-        """``sum_j D_j X_k p_j`` into the rows of the outputs."""
-        if exact:
-            return self._exact(P, b)
-        U = np.outer(b.astype(np.float32), self.single_root)
-        _apply(P.astype(np.float32), self.token_starts, self.index, self.X, self.gates, self.gated, U)
-        return U
-
-    def adjoint(self, V: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """``X_k^T D_j v_l`` for each group, and ``sum_n root_n v_n``."""
-        G = np.empty(self.values.shape)
-        _adjoint(V, self.token_starts, self.index, self.X, self.gates, self.gated, G)
-        return G, V @ self.root
-
-    def _exact(self, P: np.ndarray, b: np.ndarray) -> np.ndarray:
-        """The outputs in float64."""
+    def apply(self, P: np.ndarray, b: np.ndarray) -> np.ndarray:
+        """``sum_j D_j X_k p_j`` and the intercept into the rows of the outputs, in float64."""
         token, gate, output = self.index
         U = np.outer(b, self.root)
         for first, end in pairwise(self.token_starts):
@@ -66,70 +54,22 @@ class TokenSupport(SupportMap):
         token, gate, output = self.index
         used, place = np.unique(token, return_inverse=True)
         squares = np.stack([np.einsum("na,na->n", self.X[k], self.X[k]) for k in used])  # (tokens, N)
+        if not self.gated:
+            total = np.maximum(squares.sum(1), 1e-30)
+            return (squares @ own.T / total[:, None])[place, output][:, None]
         found = np.empty((len(token), 1))
         for j in range(len(token)):
-            weights = squares[place[j]] * self.gates[gate[j]] if self.gated else squares[place[j]]
+            weights = squares[place[j]] * self.gates[gate[j]]
             found[j] = own[output[j]] @ weights / max(float(weights.sum()), 1e-30)
         return found
 
     def turn(self, P: np.ndarray) -> np.ndarray:
-        """``U^T p`` for each group."""
-        return self._turned(P, back=False)
-
-    def turn_back(self, P: np.ndarray) -> np.ndarray:
-        """``U p`` for each group."""
-        return self._turned(P, back=True)
-
-    def _turned(self, P: np.ndarray, *, back: bool) -> np.ndarray:
+        """``(J, d)`` each group in the principal axes of its slice."""
         out = np.empty(P.shape)
-        _turned(P.astype(np.float32), self.slice_starts, self.axes, back, out)
+        conjugate.turn(P, self.features, False, out)
         return out
 
 
 def _runs(numbers: np.ndarray) -> np.ndarray:
     """Return where runs of equal numbers begin, and the end of the last."""
     return np.concatenate([[0], np.flatnonzero(np.diff(numbers)) + 1, [len(numbers)]])
-
-
-@njit(cache=True, fastmath=True, nogil=True)
-def _apply(P: Any, starts: Any, index: Any, X: Any, gates: Any, gated: bool, U: Any) -> None:
-    """``U[output_j] += gate_j * (X_k p_j)`` for all groups, token by token."""
-    token, gate, output = index
-    for i in range(starts.shape[0] - 1):
-        a, b = starts[i], starts[i + 1]
-        moved = np.dot(P[a:b], X[token[a]].T)  # (columns, N)
-        for j in range(a, b):
-            row = U[output[j]]
-            if gated:
-                switch = gates[gate[j]]
-                for n in range(row.shape[0]):
-                    row[n] += moved[j - a, n] * switch[n]
-            else:
-                for n in range(row.shape[0]):
-                    row[n] += moved[j - a, n]
-
-
-@njit(cache=True, fastmath=True, nogil=True)
-def _adjoint(V: Any, starts: Any, index: Any, X: Any, gates: Any, gated: bool, G: Any) -> None:
-    """``G_j = X_k^T (gate_j * V[output_j])`` for all groups, token by token."""
-    token, gate, output = index
-    for i in range(starts.shape[0] - 1):
-        a, b = starts[i], starts[i + 1]
-        own = np.empty((b - a, V.shape[1]), np.float32)
-        for j in range(a, b):
-            row = V[output[j]]
-            if gated:
-                switch = gates[gate[j]]
-                for n in range(row.shape[0]):
-                    own[j - a, n] = row[n] * switch[n]
-            else:
-                own[j - a] = row
-        G[a:b] = np.dot(own, X[token[a]])
-
-
-@njit(cache=True, nogil=True)
-def _turned(P: Any, starts: Any, axes: Any, back: bool, out: Any) -> None:
-    """``out_j = U^T p_j`` for all groups of each slice, or (``back``) ``U p_j``."""
-    for i in range(starts.shape[0] - 1):
-        a, b = starts[i], starts[i + 1]
-        out[a:b] = np.dot(P[a:b], axes[i].T) if back else np.dot(P[a:b], axes[i])

@@ -22,8 +22,8 @@ from convexformer.solvers.working_set.compiled import (
     centre,
     minimise,
     njit,
-    prepare_slices,
 )
+from convexformer.solvers.working_set.spectra import first_visit
 
 
 @njit(cache=True, fastmath=True, nogil=True)
@@ -109,7 +109,7 @@ def token_sweep(
     """
     token, gate, output = index
     X, _, _, root, total = data
-    values, vectors, means, _ = spectra
+    values, vectors, means, ready, rotated, _ = spectra
     N, d = R.shape[1], Z.shape[1]
     along = np.empty(N)
     for i in range(starts.shape[0] - 1):
@@ -126,13 +126,14 @@ def token_sweep(
             continue
         columns, G = columns[moving], G[moving]
         b = u * X.shape[0] + k
-        prepare_slices(np.full(1, b), data, spectra)
+        if not ready[b]:
+            first_visit(b, data, spectra, G, correction, R.shape[0])
         for m in range(columns.shape[0]):
             centre(G[m], means[b], R[output[columns[m]]], root)
         P, U = np.zeros((columns.shape[0], d)), np.zeros((columns.shape[0], N), np.float32)
         for _ in range(RETRIES):
             for m in range(columns.shape[0]):
-                minimise(G[m], Z[columns[m]], beta, vectors[b], values[b], scales[columns[m]], P[m])
+                minimise(G[m], Z[columns[m]], beta, vectors[b], values[b], rotated, scales[columns[m]], P[m])
             U = np.dot(P.astype(np.float32), X[k].T)
             allowed, again = 0.0, False
             for m in range(columns.shape[0]):

@@ -11,6 +11,8 @@ import torch
 from convexformer.jit import Kernels
 from convexformer.operators import TokenFeatures
 from convexformer.solvers.working_set import compiled
+from convexformer.solvers.working_set.newton import GroupModel, newton_step
+from convexformer.solvers.working_set.options import NewtonOptions
 from convexformer.solvers.working_set.store import BlockStore
 from convexformer.solvers.working_set.token_sweep import token_sweep
 
@@ -29,10 +31,15 @@ def _compile_all(quadratic: bool) -> None:
     compiled.gradients(groups, store.index, store.data, R, G)
     if quadratic:
         compiled.sweep(groups, store.index, store.data, store.spectra, 1.0, Z, correction, R)
-    else:
-        H, own, D, scales = np.full((2, 2), 0.5), np.full((2, 2), 0.25), np.zeros((2, 2)), np.ones(2)
-        model: tuple[Any, ...] = (1.0, Z, correction, R, H, own, True, scales, 1.0, D)
+    H, own, D, scales = np.full((2, 2), 0.5), np.full((2, 2), 0.25), np.zeros((2, 2)), np.ones(2)
+    model: tuple[Any, ...] = (1.0, Z, correction, R, H, own, not quadratic, scales, 1.0, D)
+    token_sweep(groups, starts, store.index, store.data, store.gates, store.gated, store.spectra, *model)
+    if not quadratic:
         compiled.prox_newton_sweep(groups, store.index, store.data, store.spectra, *model)
-        token_sweep(groups, starts, store.index, store.data, store.gates, store.gated, store.spectra, *model)
-    support = store.support(groups)
-    support.turn_back(support.turn(support.adjoint(support.apply(Z, np.zeros(2)))[0]))
+    for gates in (None, torch.ones((2, 1), dtype=torch.bool)):  # only slices with gates are turned
+        store = BlockStore(TokenFeatures(features, gates), torch.ones(2, dtype=torch.float64), 2, True)
+        store.load(np.zeros(1, int))
+        support = store.support(groups)
+        ones, zero, H = np.ones((2, 2)), np.zeros(2), np.full((2, 2), 0.5, np.float32)
+        near = GroupModel(support, H, not quadratic, ones[:, :1], zero, (ones, zero), lambda U: 0.0, 0 * ones, 1.0)
+        newton_step(near, ones, 1.0, 2, NewtonOptions(), lambda: False)

@@ -65,7 +65,7 @@ class WorkingSet(Solver):
         Z = start.dense()
         at = objective.evaluate(objective.apply(Z), start.intercept)
         point = monitor.check(Z, at)
-        step = self._step(objective, Z, at)
+        step = self._step(objective, Z, at, monitor.tolerance)
         cold = not (objective.loss.quadratic or bool(Z.any()))  # a quadratic loss has no curvature to follow
         rungs = self._ladder(objective.beta, point.polar.value) if cold else []
         progress, last = _Progress(), np.zeros(0, np.int64)
@@ -106,12 +106,12 @@ class WorkingSet(Solver):
                 return rung, gap, abs(primal)
             rungs.pop()
 
-    def _step(self, objective: Objective, Z: Tensor, at: Evaluation) -> WorkingSetStep:
+    def _step(self, objective: Objective, Z: Tensor, at: Evaluation, tolerance: float) -> WorkingSetStep:
         """Exact blocks or FISTA."""
         if not self._exact_blocks(objective):
             return AcceleratedStep(objective, Z, self.options)
         kind = SquaredDescent if objective.loss.quadratic else ProxNewtonDescent
-        return kind(objective, Z, at, self.options)
+        return kind(objective, Z, at, self.options, tolerance)
 
     def _exact_blocks(self, objective: Objective) -> bool:
         """Tell whether groups are columns, narrow enough for their spectra, the Hessian is known, and numba is there."""
