@@ -17,6 +17,8 @@ from convexformer.rows import LOCAL, Rows
 
 FEW_FEATURES = 1 << 18
 """Products of Gram matrices and pooled rows are kept up to this many: one small product costs less than several steps."""
+MIXED_SHARE = 16
+"""Products of output rows, terms and Gram matrices are kept for the gradient up to this fraction of the same budget."""
 HALF_SHARE = 8
 """Upper triangles of Gram matrices are kept up to this fraction of the budget for what is stored; else gathered anew."""
 
@@ -146,9 +148,17 @@ class SelfAttentionOperator(BilinearOperator):
         U, V = Z.U.view(m, self.k, self.a), Z.V.view(m, self.k, self.c)
         self._memo = None  # before the next is made: it has as many numbers as there are rows, terms and channels
         if self.r < self.c:
-            mixed = [self._rows_first(U, part) for part in self._parts(m)]
-            self._memo = (Z.U, mixed)  # the gradient in V at this point starts with the same products
-            out = torch.cat([T @ V.reshape(m * self.k, self.c) for T in mixed])
+            mixed: list[Tensor] = []
+            keep = worth_storing(MIXED_SHARE * self.N * self.r * m * self.k, self._like)
+            outputs = []
+            for part in self._parts(m):
+                T = self._rows_first(U, part)
+                outputs.append(T @ V.reshape(m * self.k, self.c))
+                if keep:
+                    mixed.append(T)
+            if keep:  # the gradient in V at this point starts with the same products
+                self._memo = (Z.U, mixed)
+            out = torch.cat(outputs)
         else:
             out = torch.cat([self.L[part] @ self._outputs_first(U, V, part) for part in self._parts(m)])
         return kept_rows(out, self.kept)

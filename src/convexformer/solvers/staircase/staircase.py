@@ -111,11 +111,18 @@ class _Walk:
         options, monitor = self.options, self.monitor
         before = monitor.iteration
         aim = max(options.aim * gap, 0.05 * monitor.tolerance)
-        point, ended = burst(self.objective, point, monitor, self.steps, aim, options.longest_burst, options)
+        point, ended = self._burst(self.objective, point, aim, options.longest_burst)
         taken = monitor.iteration - before
         # a burst that used all its steps, or none, has met curvature that L-BFGS does not learn
         self.by_bursts = options.shortest_burst <= taken < options.longest_burst
         return point if self.by_bursts else tidy(self.objective, point), ended  # Newton steps are for balanced factors
+
+    def _burst(self, objective: Objective, point: Point, aim: float, longest: int) -> tuple[Point, bool]:
+        """Take steps of L-BFGS without the terms that are dying, which cost as much as those that live."""
+        point = prune(objective, tidy(objective, point), self.options)
+        if point.Z.n_terms == 0:
+            return point, False
+        return burst(objective, point, self.monitor, self.steps, aim, longest, self.options)
 
     def _newton(
         self, objective: Objective, products: Products, point: Point, dual: DualPoint, gap: float
@@ -176,8 +183,7 @@ class _Walk:
                 grown = None if late else grow(rough, point, rough.dual_matrix(point.evaluation.V), 1.0, self.options)
                 point = point if grown is None else grown
                 if point.Z.n_terms and not late:
-                    goal, longest = self.options.coarse_gap, self.options.longest_burst
-                    point, _ = burst(rough, point, self.monitor, self.steps, goal, longest, self.options)
+                    point, _ = self._burst(rough, point, self.options.coarse_gap, self.options.longest_burst)
             else:
                 point = self._descend(products.inside(), point, dual.polar.value)
             point = replace(point, Z=products.leave(point.Z.to(dtype=exact.like.dtype)))
@@ -220,8 +226,7 @@ class _Walk:
             point = point if grown is None else grown
             if point.Z.n_terms == 0:
                 break
-            shortest = self.options.shortest_burst
-            point, ended = burst(rung, point, self.monitor, self.steps, 1e-2, shortest, self.options)
+            point, ended = self._burst(rung, point, 1e-2, self.options.shortest_burst)
             if ended:
                 break
             beta *= ratio
