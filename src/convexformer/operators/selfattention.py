@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from convexformer.operators.base import long_product
-from convexformer.operators.bilinear import DENSE_WEIGHTS, BilinearOperator, kept_rows, row_grid
+from convexformer.operators.bilinear import DENSE_WEIGHTS, BilinearOperator, LastProducts, kept_rows, row_grid
 from convexformer.operators.budget import sample_chunks, worth_storing
 from convexformer.operators.lowrank import LowRank
 from convexformer.operators.moments import Axis, Moments, Turns
@@ -17,10 +17,13 @@ from convexformer.rows import LOCAL, Rows
 
 FEW_FEATURES = 1 << 18
 """Products of Gram matrices and pooled rows are kept up to this many: one small product costs less than several steps."""
-MIXED_SHARE = 16
-"""Products of output rows, terms and Gram matrices are kept for the gradient up to this fraction of the same budget."""
+MIXED_SHARE = 32
+"""Products of output rows, terms and Gram matrices are kept for the gradient up to this fraction of the budget for what is
+stored."""
 HALF_SHARE = 8
-"""Upper triangles of Gram matrices are kept up to this fraction of the budget for what is stored; else gathered anew."""
+"""Upper triangles of Gram matrices are kept up to this fraction of that budget; else gathered anew."""
+SMALL_PRODUCTS = 2.5
+"""How much longer an operation takes in many small products than in a large one (one core, 6 to 100 channels)."""
 
 
 @final
@@ -76,7 +79,7 @@ class SelfAttentionOperator(BilinearOperator):
     ) -> None:
         self.L, self.G, self.keep, self.source = L, G, keep, source
         self._like = L if isinstance(L, Tensor) else L.X.new_empty(0, dtype=L.dtype)
-        self._memo: tuple[Tensor, list[Tensor]] | None = None
+        self._mixed: LastProducts[list[Tensor]] = LastProducts()
         self.N, self.r, self.a = L.shape
         self.k, self.c = G.shape[1], n_outputs
         self.weight_shape = (self.k * self.a, self.k * self.c)
@@ -146,22 +149,28 @@ class SelfAttentionOperator(BilinearOperator):
         """Contract in the cheaper order: rows first (few rows, as when pooled), outputs first, or through a dense ``Z``."""
         m = Z.n_terms
         U, V = Z.U.view(m, self.k, self.a), Z.V.view(m, self.k, self.c)
-        self._memo = None  # before the next is made: it has as many numbers as there are rows, terms and channels
         if self.r < self.c:
-            mixed: list[Tensor] = []
-            keep = worth_storing(MIXED_SHARE * self.N * self.r * m * self.k, self._like)
-            outputs = []
-            for part in self._parts(m):
-                T = self._rows_first(U, part)
-                outputs.append(T @ V.reshape(m * self.k, self.c))
-                if keep:
-                    mixed.append(T)
-            if keep:  # the gradient in V at this point starts with the same products
-                self._memo = (Z.U, mixed)
-            out = torch.cat(outputs)
+            out = self._mixed_outputs(Z.U, V.reshape(m * self.k, self.c))
         else:
             out = torch.cat([self.L[part] @ self._outputs_first(U, V, part) for part in self._parts(m)])
         return kept_rows(out, self.kept)
+
+    def _mixed_outputs(self, U: Tensor, wide: Tensor) -> Tensor:
+        """``(N, r, c)`` outputs of terms ``U: (m, p)`` and ``wide: (m k, c)``; what depends on ``U`` alone may be known."""
+        m = len(U)
+        if (known := self._mixed.of(U)) is not None:
+            return torch.cat([T @ wide for T in known])
+        self._mixed.make_room()
+        keep = worth_storing(MIXED_SHARE * self.N * self.r * m * self.k, self._like)
+        mixed, outputs = [], []
+        for part in self._parts(m):
+            T = self._rows_first(U.view(m, self.k, self.a), part)
+            outputs.append(T @ wide)
+            if keep:
+                mixed.append(T)
+        if keep:
+            self._mixed.keep(U, mixed)
+        return torch.cat(outputs)
 
     def matvec(self, D: Tensor, V: Tensor, b: int = 0) -> Tensor:
         """``sum_i G_i V_j S_i^T`` with ``S_i = L_i^T D_i``."""
@@ -183,7 +192,7 @@ class SelfAttentionOperator(BilinearOperator):
     def rmatvec(self, D: Tensor, U: Tensor, b: int = 0) -> Tensor:
         """``sum_i G_i U_j S_i`` with ``S_i = L_i^T D_i``."""
         m, R = U.shape[0], self._grid(D)
-        known = self._memo[1] if self._memo is not None and self._memo[0] is U else None
+        known = self._mixed.of(U)
         U = U.view(m, self.k, self.a)
         out = U.new_zeros((m * self.k, self.c))
         for number, part in enumerate(self._parts(m)):
@@ -300,8 +309,9 @@ class SelfAttentionOperator(BilinearOperator):
         """Compare the operations of both ways."""
         if self._features is not None:
             return True
-        # one large product runs several times faster than many small ones of as many operations
-        return self.size <= DENSE_WEIGHTS and 8 * m * min(2 * self.c, 3 * self.r) > self.a * self.c
+        k, a, c = self.k, self.a, self.c
+        term = self.r * k * (k + a + c) if self.r < c else k * c * (k + a)
+        return self.size <= DENSE_WEIGHTS and SMALL_PRODUCTS * m * term > k * k * a * c / 2
 
     def _rows_first(self, U: Tensor, part: slice) -> Tensor:
         """``L_i U_j^T G_i``, shape ``(n, r, m*k)``."""

@@ -58,13 +58,14 @@ class Pairs(NamedTuple):
     def _two_loops(self, g: Tensor) -> Tensor:
         S, Y = self
         curvature = torch.linalg.vecdot(S, Y).tolist()  # positive: other pairs are not taken in
-        out, steps = -g, []
-        for s, y, sy in zip(reversed(S), reversed(Y), reversed(curvature), strict=True):
-            steps.append(float(s @ out) / sy)
-            out.sub_(y, alpha=steps[-1])
+        out, n = -g, len(S)
+        steps = [0.0] * n
+        for k in range(n - 1, -1, -1):
+            steps[k] = float(S[k] @ out) / curvature[k]
+            out.sub_(Y[k], alpha=steps[k])
         out.mul_(curvature[-1] / float(Y[-1] @ Y[-1]))
-        for s, y, sy, step in zip(S, Y, curvature, reversed(steps), strict=True):
-            out.add_(s, alpha=step - float(y @ out) / sy)
+        for k in range(n):
+            out.add_(S[k], alpha=steps[k] - float(Y[k] @ out) / curvature[k])
         return out
 
 

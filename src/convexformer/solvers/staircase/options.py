@@ -18,8 +18,9 @@ class StaircaseOptions:
     outputs_a_term: int = 2
     """With gates on a GPU, terms appended at a time: one for so many outputs, at least."""
     shortest_burst: int = 7
-    longest_burst: int = 100
-    """Iterations of a burst of L-BFGS."""
+    longest_burst: int = 40
+    longest_burst_cuda: int = 100
+    """Iterations of a burst of L-BFGS; on a GPU they need no host sync, and Newton steps do."""
     memory: int = 30
     """Pairs of L-BFGS."""
     noise: float = 10
@@ -37,6 +38,8 @@ class StaircaseOptions:
     """Only for matrices of at least ``dense_side`` on the short side and at most ``dense_entries`` entries."""
     aim: float = 0.005
     """A burst ends at this fraction of the last duality gap."""
+    newton_gap: float = 5e-2
+    """The relative gap below which Newton steps take over from bursts on a CPU (benchmarks/real, self-attention)."""
     newton_steps: int = 3
     """Newton steps between gap checks, at most."""
     settled: float = 1e-3

@@ -35,8 +35,8 @@ class Staircase(Solver):
     A cold start walks down a short ladder of betas first: rank grows as it is needed, from the strongest directions on.
     Steps bring the factors near a stationary point, so that what is left of the gap is missing rank; then the top
     singular pairs of ``M`` above beta are appended. They are Newton's; where a product costs much next to the vectors
-    (operators that are bilinear by nature) or a host sync does (on a GPU), bursts of L-BFGS come first, as long as they
-    make headway.
+    (operators that are bilinear by nature) or a host sync does (on a GPU), bursts of L-BFGS come first: as long as they
+    make headway, and on a CPU until the gap is no longer large.
     """
 
     name = "staircase"
@@ -73,6 +73,7 @@ class _Walk:
         A = objective.operator
         assert isinstance(A, BilinearOperator)
         self.by_bursts = objective.like.is_cuda or not A.one_product
+        self.longest = options.longest_burst_cuda if objective.like.is_cuda else options.longest_burst
 
     def run(self, start: Weights) -> None:
         """Check, grow, settle, and again."""
@@ -106,16 +107,18 @@ class _Walk:
 
     def _settle(self, point: Point, dual: DualPoint, gap: float) -> tuple[Point, bool]:
         """Bring the factors near a stationary point; tell whether iterations ran out."""
+        if self.by_bursts and gap < self.options.newton_gap and not self.objective.like.is_cuda:
+            self.by_bursts, point = False, tidy(self.objective, point)  # Newton steps are for balanced factors
         if not self.by_bursts:
             return self._newton(self.objective, self.products, point, dual, gap)
         options, monitor = self.options, self.monitor
         before = monitor.iteration
         aim = max(options.aim * gap, 0.05 * monitor.tolerance)
-        point, ended = self._burst(self.objective, point, aim, options.longest_burst)
+        point, ended = self._burst(self.objective, point, aim, self.longest)
         taken = monitor.iteration - before
         # a burst that used all its steps, or none, has met curvature that L-BFGS does not learn
-        self.by_bursts = options.shortest_burst <= taken < options.longest_burst
-        return point if self.by_bursts else tidy(self.objective, point), ended  # Newton steps are for balanced factors
+        self.by_bursts = options.shortest_burst <= taken < self.longest
+        return point if self.by_bursts else tidy(self.objective, point), ended
 
     def _burst(self, objective: Objective, point: Point, aim: float, longest: int) -> tuple[Point, bool]:
         """Take steps of L-BFGS without the terms that are dying, which cost as much as those that live."""
@@ -183,7 +186,7 @@ class _Walk:
                 grown = None if late else grow(rough, point, rough.dual_matrix(point.evaluation.V), 1.0, self.options)
                 point = point if grown is None else grown
                 if point.Z.n_terms and not late:
-                    point, _ = self._burst(rough, point, self.options.coarse_gap, self.options.longest_burst)
+                    point, _ = self._burst(rough, point, self.options.coarse_gap, self.longest)
             else:
                 point = self._descend(products.inside(), point, dual.polar.value)
             point = replace(point, Z=products.leave(point.Z.to(dtype=exact.like.dtype)))
