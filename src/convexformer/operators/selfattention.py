@@ -300,11 +300,6 @@ class SelfAttentionOperator(BilinearOperator):
         """The operations of the dense adjoint over those of a product with one vector."""
         return self.a * self.c / (4 * min(self.c, self.r))
 
-    @property
-    def one_product(self) -> bool:
-        """Where the features are kept."""
-        return self._features is not None
-
     def dense_pays(self, m: int) -> bool:
         """Compare the operations of both ways."""
         if self._features is not None:

@@ -54,9 +54,11 @@ class StaircaseOptions:
     probes: int = 4
     """Random probes of the Hessian's diagonal."""
     cg_steps: int = 100
+    cg_steps_bilinear: int = 60
     cg_residual: float = 1e-2
     cg_residual_least: float = 1e-6
-    """Residual of conjugate gradients, in the norm of the preconditioner, relative to the gradient's."""
+    """Steps of conjugate gradients, and fewer for operators that are bilinear by nature, whose products cost more than
+    evaluations; their residual in the norm of the preconditioner, relative to the gradient's."""
     shortest_step: float = 1e-6
     longest_step: float = 1e6
     """Steps along a Newton direction."""

@@ -36,7 +36,7 @@ class Staircase(Solver):
     Steps bring the factors near a stationary point, so that what is left of the gap is missing rank; then the top
     singular pairs of ``M`` above beta are appended. They are Newton's; where a product costs much next to the vectors
     (operators that are bilinear by nature) or a host sync does (on a GPU), bursts of L-BFGS come first: as long as they
-    make headway, and on a CPU until the gap is no longer large.
+    make headway, and on a CPU until the gap is no longer large and the rank low.
     """
 
     name = "staircase"
@@ -107,7 +107,8 @@ class _Walk:
 
     def _settle(self, point: Point, dual: DualPoint, gap: float) -> tuple[Point, bool]:
         """Bring the factors near a stationary point; tell whether iterations ran out."""
-        if self.by_bursts and gap < self.options.newton_gap and not self.objective.like.is_cuda:
+        few = not _high_rank(point.Z) and not self.objective.like.is_cuda
+        if self.by_bursts and few and gap < self.options.newton_gap:
             self.by_bursts, point = False, tidy(self.objective, point)  # Newton steps are for balanced factors
         if not self.by_bursts:
             return self._newton(self.objective, self.products, point, dual, gap)
@@ -246,7 +247,12 @@ class _Walk:
         cheap = A.dense_pays(Z.n_terms) and not Z.U.is_cuda and isinstance(self.objective.penalty, Proximal)
         side = min(rows, columns)
         small = cheap and side >= options.dense_side and rows * columns <= options.dense_entries
-        return small and Z.n_terms > side / 8 and 10 * self.monitor.tolerance < gap < options.dense_gap
+        return small and _high_rank(Z) and 10 * self.monitor.tolerance < gap < options.dense_gap
+
+
+def _high_rank(Z: LowRank) -> bool:
+    """Tell whether there are many terms next to the short side: Newton steps on them gain little over first-order ones."""
+    return Z.n_terms > min(Z.shape[-2:]) / 8
 
 
 def _rough_dtype(objective: Objective, dual: DualPoint, options: StaircaseOptions) -> torch.dtype:
