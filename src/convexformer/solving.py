@@ -68,7 +68,6 @@ def solve(
     start = None if warm_start is None else _start(problem, warm_start)
     bar = GapBar(f"{problem.head.name}, beta {problem.beta:.3g}", tolerance) if progress else None
     with bar or nullcontext():
-        _warn_of_zero(problem)
         result = minimise(
             objective,
             limits,
@@ -79,6 +78,7 @@ def solve(
             checkpoint=None if checkpoint is None else Checkpoint(checkpoint, problem.fingerprint(), objective),
             clock=clock,
         )
+    _warn_of_zero(problem, result)
     _warn_of_gap(result, limits.tolerance)
     return Solution(
         weights=result.weights,
@@ -155,8 +155,11 @@ def _start(problem: Problem, warm_start: Any) -> Weights:
     return moved
 
 
-def _warn_of_zero(problem: Problem) -> None:
-    if not problem.penalty.sparse or problem.beta <= problem.beta_max * (1 + 1e-9):
+def _warn_of_zero(problem: Problem, result: Result) -> None:
+    """Warn if beta is above beta_max; only weights of zero can say so, and ``beta_max`` costs a product."""
+    if not problem.penalty.sparse or float(problem.penalty.value(result.weights.Z)) > 0:
+        return
+    if problem.beta <= problem.beta_max * (1 + 1e-9):
         return
     if problem.beta_max > 0:
         message = (

@@ -11,6 +11,7 @@ weights, so a trial costs no product with the features.
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from collections.abc import Callable
 from itertools import pairwise
@@ -49,6 +50,7 @@ class BlockDescent(WorkingSetStep):
         self.R = np.empty((Z.shape[-1], len(self.divisor)))
         self.S = self.R
         self.newton = NewtonSchedule(options.newton)
+        self.rate = 0.0  # by which a sweep lowers the logarithm of the gap
         self._take(at)
 
     def round(self, slices: np.ndarray, at: StepContext, tolerance: float, late: Callable[[], bool]) -> Tensor:
@@ -69,7 +71,7 @@ class BlockDescent(WorkingSetStep):
             self._gradients(np.flatnonzero(chosen & ~self.known))
             self.gradient_correction[groups] = -M[groups] - self.G[groups]
         least = at.gap * (float(at.evaluation.value) + self.beta * float(_norms(self.Z).sum()))
-        patience = self.options.patience
+        patience, last = self.options.patience, least
         while patience > 0 and not late():
             before = self.Z[groups].any(1)
             self._sweep(groups)
@@ -80,10 +82,12 @@ class BlockDescent(WorkingSetStep):
                 break
             newton = self.newton.begin()
             if self.newton.went_well:
-                for _ in range(self.options.newton.sweeps):
+                sweeps = self.options.newton.sweeps
+                for _ in range(sweeps):
                     self._sweep(active)
             else:
-                self._accelerate(active)
+                sweeps = self._sweeps_to(tolerance, last)
+                self._accelerate(active, sweeps)
             after = self.Z[groups].any(1)
             changed = int((before != after).sum()) / max(int(after.sum()), 1)
             if newton and changed <= self.options.newton.settled and after.any() and not late():
@@ -91,6 +95,7 @@ class BlockDescent(WorkingSetStep):
             self._gradients(groups)
             self.known = chosen
             left = self._gap(groups)
+            self.rate, last = math.log(last / left) / sweeps if 0 < left < last else 0.0, left
             if left <= tolerance:
                 break
             slow = left > self.options.newton.slow * least
@@ -160,10 +165,17 @@ class BlockDescent(WorkingSetStep):
             self.Z[active] = step.Z
             self._move(step.outputs, step.intercept)
 
-    def _accelerate(self, active: np.ndarray) -> None:
+    def _sweeps_to(self, goal: float, gap: float) -> int:
+        """Return how many sweeps the last rate would take from one gap to another, within limits."""
+        most, least = self.options.sweeps, self.options.fewest_sweeps
+        if self.rate <= 0 or goal <= 0:
+            return most
+        return min(max(math.ceil(math.log(gap / goal) / self.rate) if gap > goal else least, least), most)
+
+    def _accelerate(self, active: np.ndarray, sweeps: int) -> None:
         """Sweep over the active groups a few times, then try the point that the sweeps are heading for."""
         Zs, Ss = [self.Z[active]], [self.S.copy()]
-        for _ in range(self.options.sweeps):
+        for _ in range(sweeps):
             self._sweep(active)
             Zs.append(self.Z[active])
             Ss.append(self.S.copy())
@@ -172,7 +184,7 @@ class BlockDescent(WorkingSetStep):
         trace = float(np.trace(gram))
         if trace == 0.0:
             return
-        solved = np.linalg.solve(gram + 1e-12 * trace * np.eye(self.options.sweeps), np.ones(self.options.sweeps))
+        solved = np.linalg.solve(gram + 1e-12 * trace * np.eye(sweeps), np.ones(sweeps))
         mix = solved / solved.sum()
         Z, S = np.tensordot(mix, np.array(Zs[1:]), 1), np.tensordot(mix, np.array(Ss[1:]), 1)
         if self._value(S, Z, active) < self._value(Ss[-1], Zs[-1], active):

@@ -45,9 +45,14 @@ class WorkingSetOptions:
     widest_token: int = 512
     """Width of tokens up to which blocks are minimised exactly, by the spectrum of their Gram matrix."""
     gap_share: float = 0.05
-    """A round ends at this fraction of the gap of the whole problem."""
+    gap_margin: float = 0.3
+    """A round ends at this share of the gap of the whole problem, or at this share of the tolerance."""
+    complete_share: float = 0.01
+    complete_margin: float = 0.8
+    """The same where the last round's slices were enough, so that the gap on them is that of the whole problem."""
     sweeps: int = 8
-    """Sweeps of block descent between two extrapolations."""
+    fewest_sweeps: int = 3
+    """Sweeps of block descent between two extrapolations: as many as the last rate lets expect to suffice, within these."""
     sweeps_of_model: int = 2
     """Sweeps over one quadratic model of a loss that is not quadratic (CIFAR-10, TREC, digits: two beat one and three)."""
     curvature_floor: float = 0.1

@@ -68,16 +68,18 @@ class WorkingSet(Solver):
         step = self._step(objective, Z, at)
         cold = not (objective.loss.quadratic or bool(Z.any()))  # a quadratic loss has no curvature to follow
         rungs = self._ladder(objective.beta, point.polar.value) if cold else []
-        progress = _Progress()
+        progress, last = _Progress(), np.zeros(0, np.int64)
         for _ in monitor:
             rung, gap, scale = self._rung(objective, rungs, Z, at, point)
             if progress.idle_rounds(rung.beta, gap, scale) >= self.options.idle_rounds:
                 monitor.stall()
                 break
             assert isinstance(point.M, Tensor)
-            slices = self._slices(rung, Z, point.M)
-            wanted = 0.5 * self.options.rung_gap if rungs else 0.3 * monitor.tolerance
-            goal = max(self.options.gap_share * gap, wanted) * scale
+            slices, complete = self._slices(rung, Z, point.M, last)
+            own = self.options
+            share, margin = (own.complete_share, own.complete_margin) if complete else (own.gap_share, own.gap_margin)
+            wanted = 0.5 * self.options.rung_gap if rungs else margin * monitor.tolerance
+            goal, last = max(share * gap, wanted) * scale, slices
             context = StepContext(at, point, gap, rung.beta)
             Z = step.round(slices, context, goal, lambda: monitor.late)
             at = objective.evaluate(objective.apply(Z), at.intercept)
@@ -123,15 +125,20 @@ class WorkingSet(Solver):
             loss.hessian(torch.zeros_like(first), first), (DiagonalHessian, SoftmaxHessian)
         )
 
-    def _slices(self, objective: Objective, Z: Tensor, M: Tensor) -> np.ndarray:
-        """Return the slices in use and as many others, of largest polar and near ``beta`` at least, in order."""
+    def _slices(self, objective: Objective, Z: Tensor, M: Tensor, last: np.ndarray) -> tuple[np.ndarray, bool]:
+        """Return the slices in use and as many others, of largest polar and near ``beta`` at least, in order.
+
+        Also tell whether the ``last`` ones were enough: no other slice has a polar above beta.
+        """
         assert isinstance(objective.penalty, Sliced)
         polars = objective.penalty.slice_polars(M)  # ([g,] s)
         used = Z.flatten(-2).any(-1).flatten()
         size = max(self.options.fewest_slices, used.numel() // self.options.first_part, 2 * int(used.sum()))
         near = used | (polars.flatten() > self.options.near * objective.beta)
         scores = torch.where(used, torch.inf, polars.flatten())
-        return scores.topk(min(size, max(int(near.sum()), 1))).indices.sort().values.cpu().numpy()
+        slices = scores.topk(min(size, max(int(near.sum()), 1))).indices.sort().values.cpu().numpy()
+        wanting = (polars.flatten() > objective.beta).nonzero()[:, 0].cpu().numpy()
+        return slices, bool(np.isin(wanting, last).all())
 
 
 @final
