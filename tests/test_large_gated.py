@@ -12,8 +12,8 @@ import convexformer as cf
 from convexformer.gauges import PolarKind, krylov, spectral
 from convexformer.operators import BilinearOperator, FactoredView, LowRank
 from convexformer.operators.base import sum_of_slabs
-from convexformer.operators.bilinear import LastProducts
 from convexformer.operators.fourier_factors import FourierFactors
+from convexformer.operators.last_products import LastProducts
 from convexformer.threads import nearest_tf32
 from convexformer.weights import Weights
 

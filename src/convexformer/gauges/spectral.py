@@ -17,7 +17,7 @@ Triples: TypeAlias = tuple[Tensor, Tensor, Tensor, Tensor]
 
 SMALL_SIDE = 1024  # the exact spectrum of the Gram matrix is taken for short sides up to this
 EIGEN_SIDE = {"cpu": 384, "cuda": 1024}
-"""Short sides up to which estimates take all eigenvectors of the Gram matrix; beyond, a Krylov space of the formed matrix."""
+"""Short sides up to which estimates take all eigenvectors of Gram matrices; beyond, a Krylov space of the formed matrix."""
 CHOLESKY_SIDE = 20_000  # a Cholesky test proves the bound for short sides up to this
 FORMED = 1 << 28  # all blocks of M are formed together if they have at most this many entries: 2 GiB in float64
 MUCH_WORK = 1e11

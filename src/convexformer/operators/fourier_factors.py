@@ -8,9 +8,10 @@ from typing import final
 import torch
 from torch import Tensor
 
-from convexformer.operators.bilinear import BilinearOperator, LastProducts
+from convexformer.operators.bilinear import BilinearOperator
 from convexformer.operators.budget import sample_chunks
 from convexformer.operators.fourier import FourierOperator
+from convexformer.operators.last_products import LastProducts
 from convexformer.operators.lowrank import LowRank
 
 DENSE_SHARE = 0.5

@@ -18,7 +18,6 @@ from convexformer.operators.moments import Axis, Moments
 from convexformer.rows import LOCAL, Rows
 from convexformer.threads import nearest_factors
 
-
 TRIPLES_SHARE = 8
 """Sums of products of three channels are kept up to this fraction of the budget for what is stored: dense weights then meet
 one product."""

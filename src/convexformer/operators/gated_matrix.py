@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 
 from convexformer.operators.base import Operator
-from convexformer.operators.bilinear import BilinearOperator, LastProducts
+from convexformer.operators.bilinear import BilinearOperator
 from convexformer.operators.budget import budget_on
 from convexformer.operators.gates import Gates
+from convexformer.operators.last_products import LastProducts
 from convexformer.operators.lowrank import LowRank
 from convexformer.threads import tensor_cores
 

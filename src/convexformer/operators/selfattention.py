@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from convexformer.operators.base import long_product
-from convexformer.operators.bilinear import DENSE_WEIGHTS, BilinearOperator, LastProducts, kept_rows, row_grid
+from convexformer.operators.bilinear import DENSE_WEIGHTS, BilinearOperator, kept_rows, row_grid
 from convexformer.operators.budget import sample_chunks, worth_storing
+from convexformer.operators.last_products import LastProducts
 from convexformer.operators.lowrank import LowRank
 from convexformer.operators.moments import Axis, Moments, Turns
 from convexformer.rows import LOCAL, Rows

@@ -30,7 +30,9 @@ from convexformer.solvers.staircase.bursts import Point, factor_weight
 SAFE_CORE = 0.2  # least singular value of the core of a step, next to one, from which weights keep their rank
 SMALL_SIDE = 256  # short side of blocks up to which the largest singular value of the cross terms is found
 CROSS_SHARE = 0.8  # of beta: the largest cross terms outside the spans, so that the Hessian is safely positive
-SMALL_CROSS = 1 << 22  # numbers of all blocks up to which the cross terms are formed: one product with them is then cheap
+SMALL_CROSS = (
+    1 << 22
+)  # numbers of all blocks up to which the cross terms are formed: one product with them is then cheap
 FEW_TOKENS = 0.7  # share of the tokens in use up to which their features are gathered for the products of a Newton step
 
 

@@ -15,8 +15,8 @@ class Pairs(NamedTuple):
     """Steps ``s`` and changes of the gradient ``y`` along them, rows of two matrices; the newest is the last.
 
     On a CPU the inverse Hessian they stand for is applied by the two-loop recursion (Nocedal 1980), which reads each pair
-    twice. Where no host round trip is allowed (``sync_free``) by its compact form (Byrd, Nocedal and Schnabel 1994), a few thin
-    matrix products; rows of zeros stand for pairs that are still to come.
+    twice. Where no host round trip is allowed (``sync_free``) by its compact form (Byrd, Nocedal and Schnabel 1994), a few
+    thin matrix products; rows of zeros stand for pairs that are still to come.
     """
 
     S: Tensor
