@@ -9,10 +9,11 @@ import torch
 from tests.cases import tensor
 
 import convexformer as cf
-from convexformer.gauges import PolarKind, krylov, spectral
+from convexformer.gauges import PolarKind, krylov, proof, spectral
 from convexformer.operators import BilinearOperator, FactoredView, LowRank
 from convexformer.operators.base import sum_of_slabs
 from convexformer.operators.fourier_factors import FourierFactors
+from convexformer.operators.last_products import LastProducts
 from convexformer.threads import nearest_tf32
 from convexformer.weights import Weights
 
@@ -38,13 +39,31 @@ def test_a_matrix_formed_in_float32_is_verified(head, all_work_is_much):
     for seed in range(3):
         V = tensor(np.random.default_rng(seed), *A.output_shape)
         exact = float(torch.linalg.svdvals(A.adjoint(V)).amax())
-        proof = spectral.bound(A.dual_matrix(V))
-        assert proof.kind is PolarKind.PROBABILISTIC
-        assert proof.confidence == 1 - spectral.FAILURE
-        assert exact <= proof.value <= exact * (1 + 1e-4)
+        polar = spectral.bound(A.dual_matrix(V))
+        assert polar.kind is PolarKind.PROBABILISTIC
+        assert polar.confidence == 1 - spectral.FAILURE
+        assert exact <= polar.value <= exact * (1 + 1e-4)
         found = spectral.estimate(A.dual_matrix(V))
         assert found.kind is PolarKind.LOWER
         assert 0.99 * exact <= found.value <= exact * (1 + 1e-12)
+
+
+@pytest.mark.parametrize("head", MATRIX_HEADS)
+def test_blocks_that_are_not_the_largest_are_verified_by_few_products(head, all_work_is_much, monkeypatch):
+    A, seen = gated(head, gates=6).operator, []
+    V = tensor(np.random.default_rng(0), *A.output_shape)
+    matvec = type(A).matvec
+    monkeypatch.setattr(type(A), "matvec", lambda A, D, W, b: seen.append((b, len(W))) or matvec(A, D, W, b))
+    bound, sizes = spectral.bound(A.dual_matrix(V)).value, torch.linalg.svdvals(A.adjoint(V)).amax(-1)
+    assert float(sizes.max()) <= bound <= float(sizes.max()) * (1 + 1e-4)
+    largest_so_far = sizes.cummax(0).values
+    for b, size in enumerate(sizes.tolist()):
+        products = sum(count for block, count in seen if block == b)
+        if size < 0.99 * float(largest_so_far[b]):
+            assert products == proof.FITTED + proof.FEW_PROBES
+        elif size == float(largest_so_far[b]):
+            assert products == proof.FITTED + proof.PROBES
+    assert len(seen) < 2 * len(sizes)
 
 
 @pytest.mark.parametrize("head", MATRIX_HEADS)
@@ -115,7 +134,7 @@ def test_filters_on_factors_are_the_dense_operator(blocks):
     for _ in range(2):  # with and without what apply left behind
         for own, other in zip(F.factor_gradients(D, Z), expected, strict=True):
             assert torch.allclose(own, other, **few)
-        F._memo = None
+        F._known = LastProducts()
 
 
 def test_gated_fourier_heads_are_fitted_on_filters():

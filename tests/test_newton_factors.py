@@ -126,6 +126,24 @@ def test_products_touch_the_tokens_in_use_alone():
     assert torch.allclose(with_all.product(x)[0], curvature.product(x)[0])
 
 
+@pytest.mark.parametrize("name", ["mixer", "self_attention", "gated self_attention"])
+def test_products_are_the_same_by_dense_matrices_by_formed_cross_terms_and_by_factors(monkeypatch, name):
+    monkeypatch.setattr(curvature_module, "CROSS_SHARE", np.inf)
+    objective, point = some_point(labels_problem(name))
+    g = torch.Generator().manual_seed(2)
+    step = [torch.randn(part.shape, generator=g, dtype=torch.float64) for part in (point.Z.U, point.Z.V)]
+    found = []
+    for dense, small in ((True, 0), (False, curvature_module.SMALL_CROSS), (False, 0)):
+        monkeypatch.setattr(type(objective.operator), "dense_pays", lambda operator, m, dense=dense: dense)
+        monkeypatch.setattr(curvature_module, "SMALL_CROSS", small)
+        curvature = Curvature(objective, point)
+        assert (curvature._M is None) == (not dense and not small)
+        found.append(curvature.product(curvature.join(*step)))
+    for other in found[1:]:
+        assert torch.allclose(other[0], found[0][0], rtol=1e-10, atol=1e-10)
+        assert torch.allclose(other[1], found[0][1], rtol=1e-10, atol=1e-12)
+
+
 def test_terms_that_a_step_turns_against_themselves_are_left_out():
     objective, point = some_point(labels_problem("mlp"), terms=3)
     curvature = Curvature(objective, point)

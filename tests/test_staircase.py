@@ -14,6 +14,7 @@ from convexformer.heads.base import Head
 from convexformer.operators import BilinearOperator, ImplicitMatrix, LowRank, SelfAttentionOperator
 from convexformer.solvers import SOLVERS
 from convexformer.solvers.staircase import Staircase, StaircaseOptions
+from convexformer.solvers.staircase.lbfgs import Pairs
 from convexformer.threads import tensor_cores
 from convexformer.weights import Weights
 
@@ -331,3 +332,38 @@ def test_low_rank_weights_are_what_they_stand_for(shape):
     huge = LowRank(torch.zeros((1, 10**5)), torch.zeros((1, 10**5)), torch.zeros(1, dtype=torch.int64), (10**5, 10**5))
     with pytest.raises(ValueError, match="too many to form"):
         huge.dense()
+
+
+def test_two_loops_over_pairs_are_the_compact_form_and_successors_do_not_disturb_each_other():
+    g = torch.Generator().manual_seed(0)
+    root = torch.randn((30, 30), generator=g, dtype=torch.float64)
+    H, pairs, steps = root @ root.T + torch.eye(30), Pairs.none(root[0]), []
+    for _ in range(25):
+        s = torch.randn(30, generator=g, dtype=torch.float64)
+        pairs.updated(-s, -2 * H @ s, 7)  # a successor that is dropped, as that of a refused step
+        pairs = pairs.updated(s, H @ s, 7)
+        steps = [*steps, s][-7:]
+        assert torch.equal(pairs.S, torch.stack(steps))
+        assert torch.allclose(pairs.Y, torch.stack(steps) @ H)
+    gradient = torch.randn(30, generator=g, dtype=torch.float64)
+    assert torch.allclose(pairs.direction(gradient), pairs.direction(gradient, sync_free=True), rtol=1e-10)
+
+
+def test_estimates_by_krylov_spaces_of_formed_matrices_are_those_by_eigenvectors(monkeypatch):
+    rng = np.random.default_rng(0)
+    X, y = rng.standard_normal((60, 5, 4)), rng.integers(0, 3, 60)
+    objective = cf.Problem("self_attention", X, y, beta_ratio=0.1).objective
+    V = objective.zero_evaluation().V
+    exact = spectral.top_pairs(objective.dual_matrix(V), 3)[0]
+    monkeypatch.setattr(spectral, "EIGEN_SIDE", {"cpu": 2, "cuda": 2})
+    monkeypatch.setattr(spectral, "WIDTHS", {"one": 4, "formed": 2, "gated": 2})
+    M = objective.dual_matrix(V)
+    found = spectral.estimate(M)
+    assert found.kind is PolarKind.LOWER
+    assert found.value == pytest.approx(float(exact[0]), rel=1e-8)
+    for sigma, U, V, _ in (spectral.top_pairs(M, 3), spectral.pairs_of(M.dense(), 3)):
+        assert torch.allclose(sigma, exact, rtol=1e-3)
+        assert torch.allclose(((U @ M.dense()[0]) * V).sum(1), sigma, rtol=1e-3)
+    solution = cf.solve(cf.Problem("self_attention", X, y, beta_ratio=0.1), tolerance=1e-7, solver="staircase")
+    assert solution.certificate.meets(1e-7)
+    assert solution.certificate.kind == "exact"

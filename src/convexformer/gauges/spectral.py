@@ -16,6 +16,8 @@ Triples: TypeAlias = tuple[Tensor, Tensor, Tensor, Tensor]
 """Singular values, vectors ``U: (k, p)`` and ``V: (k, q)``, blocks."""
 
 SMALL_SIDE = 1024  # the exact spectrum of the Gram matrix is taken for short sides up to this
+EIGEN_SIDE = {"cpu": 384, "cuda": 1024}
+"""Short sides up to which estimates take all eigenvectors of Gram matrices; beyond, a Krylov space of the formed matrix."""
 CHOLESKY_SIDE = 20_000  # a Cholesky test proves the bound for short sides up to this
 FORMED = 1 << 28  # all blocks of M are formed together if they have at most this many entries: 2 GiB in float64
 MUCH_WORK = 1e11
@@ -32,6 +34,7 @@ CONTENDERS = 0.98
 """Blocks whose value, found in a lower precision, is above this fraction of the largest are looked at again."""
 ESTIMATE_STEPS = 10  # blocks of vectors of an estimate, at most
 SETTLED = 1e-5  # an estimate is done when another block of vectors raises it by less than this
+EXACT_STEPS, EXACTLY = 40, 1e-9  # the same where the matrix is at hand, so that blocks of vectors cost little
 
 
 def unit_of(M: Tensor) -> Tensor:
@@ -89,9 +92,17 @@ def estimate(M: LinearMap) -> Polar:
     if min(p, q) <= SMALL_SIDE and B * p * q <= FORMED:
         if not bool(M.dense().isfinite().all()):
             return Polar(math.inf, PolarKind.LOWER)
+        if not _by_eigenvectors(M):
+            return Polar(_survey(M), PolarKind.LOWER)
         values, _ = M.gram_spectrum()  # cached: the solver asks for the vectors next
         return Polar(float(values[..., -1].max()))
     return Polar(_survey(M), PolarKind.LOWER)
+
+
+def _by_eigenvectors(M: LinearMap) -> bool:
+    """Tell whether all eigenvectors are to be found of matrices that may be formed."""
+    B, p, q = M.shape
+    return B > 1 or min(p, q) <= EIGEN_SIDE["cuda" if M.like.is_cuda else "cpu"]
 
 
 def top_pairs(M: LinearMap, k: int, start: Tensor | None = None, sweeps: int = 6) -> Triples:
@@ -101,7 +112,7 @@ def top_pairs(M: LinearMap, k: int, start: Tensor | None = None, sweeps: int = 6
     subspace iteration (``start: (j, q)`` seeds it).
     """
     B = M.shape[0]
-    if may_form(M):
+    if may_form(M) and _by_eigenvectors(M):
         values, Q = M.gram_spectrum()
         return _gram_pairs(M.dense(), values, Q, k)
     if start is None:
@@ -127,9 +138,23 @@ def may_form(M: LinearMap) -> bool:
 
 def pairs_of(M: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return the ``k`` largest singular triples over all blocks of ``M: (B, p, q)``, as :func:`top_pairs` does."""
+    if len(M) == 1 and min(M.shape[1:]) > EIGEN_SIDE["cuda" if M.is_cuda else "cpu"]:
+        return _krylov_pairs(M[0], k)
     unit = unit_of(M)
     squares, vectors = torch.linalg.eigh(gram(M / unit))
     return _gram_pairs(M, unit * squares.clamp_min(0).sqrt(), vectors, k)
+
+
+def _krylov_pairs(M: Tensor, k: int) -> Triples:
+    """The same of one matrix at hand, about: directions for a solver to try."""
+    p, q = M.shape
+    start = random_rows(min(k + 8, p, q), min(p, q), M, seed=0)
+    wide = M if q <= p else M.T
+    space = Krylov(lambda V: V @ wide.T, lambda U: U @ wide, start)
+    _settle({0: space}, [0.0])
+    sigma, near, far = space.ritz(k)
+    block = torch.zeros(len(sigma), dtype=torch.int64, device=sigma.device)
+    return (sigma, far, near, block) if q <= p else (sigma, near, far, block)
 
 
 def _survey(M: LinearMap) -> float:
@@ -158,10 +183,10 @@ def _surveyed(M: LinearMap) -> tuple[list[float], list[Triples]]:
     if formed:
         for b, block in enumerate(M.blocks()):
             spaces = {b: _space(M, b, width, block)}
-            _settle(spaces, values)
+            _settle(spaces, values, *((EXACT_STEPS, EXACTLY) if B == 1 else (ESTIMATE_STEPS, SETTLED)))
             if values[b] == math.inf:
                 return values, []
-            found.append(_triples(M, b, spaces[b], width))
+            found.append(_triples(M, b, spaces[b], len(spaces[b].basis) if B == 1 else width))
     else:
         spaces = {b: _space(M, b, width) for b in range(B)}
         _settle(spaces, values)
@@ -205,15 +230,17 @@ def _space(M: LinearMap, b: int, width: int, block: Tensor | None = None) -> Kry
     return Krylov(there, back, start) if q <= p else Krylov(back, there, start)
 
 
-def _settle(spaces: dict[int, Krylov], values: list[float]) -> None:
+def _settle(
+    spaces: dict[int, Krylov], values: list[float], steps: int = ESTIMATE_STEPS, settled: float = SETTLED
+) -> None:
     """Grow the spaces until their largest value settles; ``values`` holds those of all blocks."""
     rise = dict.fromkeys(spaces, math.inf)
     for b, space in spaces.items():
         values[b] = space.top()
-    for step in range(ESTIMATE_STEPS):
+    for step in range(steps):
         best = max(values)
         # a value that rose by a fraction may rise by twice as much again
-        active = [b for b in spaces if rise[b] > SETTLED and (step < 1 or values[b] * (1 + 2 * rise[b]) > best)]
+        active = [b for b in spaces if rise[b] > settled and (step < 1 or values[b] * (1 + 2 * rise[b]) > best)]
         active = [b for b in active if not spaces[b].full and 0 < values[b] < math.inf]
         if not active:
             return
@@ -246,8 +273,9 @@ def _gram_pairs(M: Tensor, values: Tensor, Q: Tensor, k: int) -> Triples:
     block, column = order // values.shape[1], order % values.shape[1]
     sigma = values[block, column]
     short = Q[block, :, column]  # (k, n)
-    long = (M if tall else M.mT)[block] @ short[:, :, None]
-    long = long[:, :, 0] / sigma.clamp_min(torch.finfo(sigma.dtype).tiny)[:, None]
+    wide = M if tall else M.mT
+    long = short @ wide[0].mT if len(M) == 1 else (wide[block] @ short[:, :, None])[:, :, 0]
+    long = long / sigma.clamp_min(torch.finfo(sigma.dtype).tiny)[:, None]
     return (sigma, long, short, block) if tall else (sigma, short, long, block)
 
 

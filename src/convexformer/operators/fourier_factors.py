@@ -11,6 +11,7 @@ from torch import Tensor
 from convexformer.operators.bilinear import BilinearOperator
 from convexformer.operators.budget import sample_chunks
 from convexformer.operators.fourier import FourierOperator
+from convexformer.operators.last_products import LastProducts
 from convexformer.operators.lowrank import LowRank
 
 DENSE_SHARE = 0.5
@@ -35,7 +36,7 @@ class FourierFactors(BilinearOperator):
         assert whole.gates is not None
         self.whole = whole
         self.weight_shape, self.output_shape = whole.weight_shape, whole.output_shape
-        self._memo: tuple[Tensor, Tensor] | None = None
+        self._known: LastProducts[Tensor] = LastProducts()
 
     @property
     def like(self) -> Tensor:
@@ -58,9 +59,7 @@ class FourierFactors(BilinearOperator):
     def apply_factors(self, Z: LowRank) -> Tensor:
         """Responses of the filters, times the rows of outputs."""
         spans = Z.spans()
-        responses = self._responses(Z.U, spans)
-        self._memo = (Z.U, responses)  # the gradient in V at this point starts with them
-        return responses @ self._rows(Z.V, spans)
+        return self._responses_of(Z.U, spans) @ self._rows(Z.V, spans)
 
     def matvec(self, D: Tensor, V: Tensor, b: int) -> Tensor:
         """``M_b V_j``: filters along which the responses grow."""
@@ -77,8 +76,7 @@ class FourierFactors(BilinearOperator):
         if self.dense_pays(Z.n_terms):
             return super().factor_gradients(D, Z)
         spans = Z.spans()
-        known = self._memo is not None and self._memo[0] is Z.U
-        responses = self._memo[1] if known and self._memo is not None else self._responses(Z.U, spans)
+        responses = self._responses_of(Z.U, spans)
         return self._filters(D @ self._rows(Z.V, spans).T, spans), self._own(responses.T @ D, spans)
 
     def apply_dense(self, Z: Tensor) -> Tensor:
@@ -103,6 +101,14 @@ class FourierFactors(BilinearOperator):
         return m > DENSE_SHARE * self.n_blocks * self.whole.cb
 
     # ------------------------------------------------------------------ pieces
+
+    def _responses_of(self, U: Tensor, spans: Spans) -> Tensor:
+        """The same as :meth:`_responses`, which the last two ``U`` leave behind."""
+        responses = self._known.of(U)
+        if responses is None:
+            responses = self._responses(U, spans)
+            self._known.keep(U, responses)
+        return responses
 
     def _responses(self, U: Tensor, spans: Spans) -> Tensor:
         """``r: (N, m)``."""

@@ -18,6 +18,10 @@ from convexformer.operators.moments import Axis, Moments
 from convexformer.rows import LOCAL, Rows
 from convexformer.threads import nearest_factors
 
+TRIPLES_SHARE = 8
+"""Sums of products of three channels are kept up to this fraction of the budget for what is stored: dense weights then meet
+one product."""
+
 
 @final
 class GatedSelfAttentionOperator(GatedMatrixOperator):
@@ -145,6 +149,9 @@ class GatedSelfAttentionOperator(GatedMatrixOperator):
     def apply_dense(self, Z: Tensor) -> Tensor:
         """Through the products ``X[t, k] X[t, l]``, ``k <= l``: O(N s d^3 c / 2) a gate, O(N d^3 (s + c)) by triples."""
         Z = Z.reshape(-1, *self.weight_shape[-2:])
+        if (features := self._features) is not None:
+            wide = torch.cat([self._folded(block).transpose(0, 1).flatten(0, 1) for block in Z])
+            return (wide.T.contiguous() @ features.T).T  # for few outputs far faster than features @ wide
         out = Z.new_zeros((self.N, 1 if self._by_triples else self.s, self.c))
         for b in range(self.n_blocks):
             wide = self._folded(Z[b])  # (kl, a, c)
@@ -166,6 +173,8 @@ class GatedSelfAttentionOperator(GatedMatrixOperator):
         For ``k <= l``: ``(g, c, a*kl)`` by triples, else ``(g, kl, a*c)``. The products ``P`` are the same for all gates.
         """
         pairs = len(self._triangle[0])
+        if (features := self._features) is not None:
+            return (V.T @ features).view(self.c, self.n_blocks, -1).transpose(0, 1)[blocks.start : blocks.stop]
         by_triples, R = self._by_triples, nearest_factors(V)
         shape = (self.c, self.d * pairs) if by_triples else (pairs, self.d * self.c)
         half = V.new_zeros((len(blocks), *shape))
@@ -184,7 +193,7 @@ class GatedSelfAttentionOperator(GatedMatrixOperator):
     def _block_of(self, sums: Tensor) -> Tensor:
         """Both halves, ``k <= l`` and ``k >= l``."""
         d, c = self.d, self.c
-        half = sums.view(c, d, -1).permute(2, 1, 0) if self._by_triples else sums.view(-1, d, c)  # (kl, a, c)
+        half = sums.reshape(c, d, -1).permute(2, 1, 0) if self._by_triples else sums.view(-1, d, c)  # (kl, a, c)
         out, start = sums.new_empty((d, d, d, c)), 0  # (k, a, l, c)
         for k in range(d):
             own = half[start : start + d - k]  # (l, a, c)
@@ -223,12 +232,33 @@ class GatedSelfAttentionOperator(GatedMatrixOperator):
     def _block_operations(self) -> float:
         """Multiplications a sample of forming one block."""
         s, d, c = self.s, self.d, self.c
-        return d**3 * (s + c) / 2 if self._by_triples else s * d * c * (d * d / 2 + s)
+        if not self._by_triples:
+            return s * d * c * (d * d / 2 + s)
+        return d**3 * (c if self._keeps_triples else s + c) / 2
 
     @property
     def _by_triples(self) -> bool:
         """Pooled outputs are linear in ``sum_t e_t[a] X[t, k] X[t, l]``; worth forming for many tokens."""
-        return self.pooled and self.c > 1 and self.s >= 16
+        return self.pooled and ((self.c > 1 and self.s >= 16) or self._keeps_triples)
+
+    @property
+    def _keeps_triples(self) -> bool:
+        """Whether those sums are few enough to be kept."""
+        numbers = self.N * self.n_blocks * self.d**2 * (self.d + 1) // 2
+        return self.pooled and not self.like.is_cuda and worth_storing(TRIPLES_SHARE * numbers, self.like)
+
+    @cached_property
+    def _features(self) -> Tensor | None:
+        """``(N, g a kl)`` the sums of all gates, where they are few: ``A`` is then one product."""
+        if not self._keeps_triples:
+            return None
+        out = self.like.new_empty((self.N, self.n_blocks, self.d * len(self._triangle[0])))
+        triples: Tensor | None = None
+        for part, P in self._pair_chunks():
+            for b in range(self.n_blocks):
+                triples = self._triples(b, part, P, triples)
+                out[part, b] = triples[: len(P)].flatten(1)
+        return out.flatten(1)
 
     def _triples(self, b: int, part: slice, P: Tensor, buffer: Tensor | None) -> Tensor:
         """``(n, a, kl)``, written into the buffer: fresh memory of this size costs as much as the product."""

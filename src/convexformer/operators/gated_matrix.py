@@ -13,6 +13,7 @@ from convexformer.operators.base import Operator
 from convexformer.operators.bilinear import BilinearOperator
 from convexformer.operators.budget import budget_on
 from convexformer.operators.gates import Gates
+from convexformer.operators.last_products import LastProducts
 from convexformer.operators.lowrank import LowRank
 from convexformer.threads import tensor_cores
 
@@ -33,7 +34,7 @@ class GatedMatrixOperator(BilinearOperator):
         self.X, self.gates, self.c = X, gates, n_outputs
         self.N, self.s, self.d = X.shape
         self._like = X.new_empty(0, dtype=dtype)
-        self._memo: tuple[Tensor, list[Tensor | None]] | None = None
+        self._forwarded: LastProducts[list[Tensor | None]] = LastProducts()
 
     def exact(self) -> Operator:
         """The same operator with wider products: gates were decided in float64, tokens are what they are."""
@@ -68,10 +69,13 @@ class GatedMatrixOperator(BilinearOperator):
     def apply_factors(self, Z: LowRank) -> Tensor:
         """Gate by gate, a chunk of the samples at a time."""
         spans = Z.spans()
-        forward = [self._forward(Z.U[own], b) if self.pooled else None for b, own in spans]
+        forward = self._forwarded.of(Z.U)
+        if forward is None:
+            self._forwarded.make_room()
+            forward = [self._forward(Z.U[own], b) if self.pooled else None for b, own in spans]
+            self._forwarded.keep(Z.U, forward)
         parts = zip(spans, forward, strict=True)
         out = sum(self._outputs(Z.U[own], Z.V[own], b, known) for (b, own), known in parts)
-        self._memo = (Z.U, forward)
         assert isinstance(out, Tensor)
         return self._rows(out)
 
@@ -81,9 +85,10 @@ class GatedMatrixOperator(BilinearOperator):
 
     def factor_gradients(self, D: Tensor, Z: LowRank) -> tuple[Tensor, Tensor]:
         """Gate by gate; the gradient in ``V`` uses what the outputs at the same ``U`` left behind."""
-        if self._memo is None or self._memo[0] is not Z.U or self.dense_pays(Z.n_terms):
+        forwarded = None if self.dense_pays(Z.n_terms) else self._forwarded.of(Z.U)
+        if forwarded is None:
             return super().factor_gradients(D, Z)
-        known = zip(Z.spans(), self._memo[1], strict=True)
+        known = zip(Z.spans(), forwarded, strict=True)
         GV = torch.cat([self._backward(D, Z.U[own], b, forward) for (b, own), forward in known])
         return torch.cat([self.matvec(D, Z.V[own], b) for b, own in Z.spans()]), GV
 

@@ -11,14 +11,20 @@ from torch import Tensor
 from convexformer.operators.base import long_product
 from convexformer.operators.bilinear import DENSE_WEIGHTS, BilinearOperator, kept_rows, row_grid
 from convexformer.operators.budget import sample_chunks, worth_storing
+from convexformer.operators.last_products import LastProducts
 from convexformer.operators.lowrank import LowRank
 from convexformer.operators.moments import Axis, Moments, Turns
 from convexformer.rows import LOCAL, Rows
 
 FEW_FEATURES = 1 << 18
 """Products of Gram matrices and pooled rows are kept up to this many: one small product costs less than several steps."""
+MIXED_SHARE = 32
+"""Products of output rows, terms and Gram matrices are kept for the gradient up to this fraction of the budget for what is
+stored."""
 HALF_SHARE = 8
-"""Upper triangles of Gram matrices are kept up to this fraction of the budget for what is stored; else gathered anew."""
+"""Upper triangles of Gram matrices are kept up to this fraction of that budget; else gathered anew."""
+SMALL_PRODUCTS = 2.5
+"""How much longer an operation takes in many small products than in a large one (one core, 6 to 100 channels)."""
 
 
 @final
@@ -74,7 +80,7 @@ class SelfAttentionOperator(BilinearOperator):
     ) -> None:
         self.L, self.G, self.keep, self.source = L, G, keep, source
         self._like = L if isinstance(L, Tensor) else L.X.new_empty(0, dtype=L.dtype)
-        self._memo: tuple[Tensor, list[Tensor]] | None = None
+        self._mixed: LastProducts[list[Tensor]] = LastProducts()
         self.N, self.r, self.a = L.shape
         self.k, self.c = G.shape[1], n_outputs
         self.weight_shape = (self.k * self.a, self.k * self.c)
@@ -144,14 +150,28 @@ class SelfAttentionOperator(BilinearOperator):
         """Contract in the cheaper order: rows first (few rows, as when pooled), outputs first, or through a dense ``Z``."""
         m = Z.n_terms
         U, V = Z.U.view(m, self.k, self.a), Z.V.view(m, self.k, self.c)
-        self._memo = None  # before the next is made: it has as many numbers as there are rows, terms and channels
         if self.r < self.c:
-            mixed = [self._rows_first(U, part) for part in self._parts(m)]
-            self._memo = (Z.U, mixed)  # the gradient in V at this point starts with the same products
-            out = torch.cat([T @ V.reshape(m * self.k, self.c) for T in mixed])
+            out = self._mixed_outputs(Z.U, V.reshape(m * self.k, self.c))
         else:
             out = torch.cat([self.L[part] @ self._outputs_first(U, V, part) for part in self._parts(m)])
         return kept_rows(out, self.kept)
+
+    def _mixed_outputs(self, U: Tensor, wide: Tensor) -> Tensor:
+        """``(N, r, c)`` outputs of terms ``U: (m, p)`` and ``wide: (m k, c)``; what depends on ``U`` alone may be known."""
+        m = len(U)
+        if (known := self._mixed.of(U)) is not None:
+            return torch.cat([T @ wide for T in known])
+        self._mixed.make_room()
+        keep = worth_storing(MIXED_SHARE * self.N * self.r * m * self.k, self._like)
+        mixed, outputs = [], []
+        for part in self._parts(m):
+            T = self._rows_first(U.view(m, self.k, self.a), part)
+            outputs.append(T @ wide)
+            if keep:
+                mixed.append(T)
+        if keep:
+            self._mixed.keep(U, mixed)
+        return torch.cat(outputs)
 
     def matvec(self, D: Tensor, V: Tensor, b: int = 0) -> Tensor:
         """``sum_i G_i V_j S_i^T`` with ``S_i = L_i^T D_i``."""
@@ -173,7 +193,7 @@ class SelfAttentionOperator(BilinearOperator):
     def rmatvec(self, D: Tensor, U: Tensor, b: int = 0) -> Tensor:
         """``sum_i G_i U_j S_i`` with ``S_i = L_i^T D_i``."""
         m, R = U.shape[0], self._grid(D)
-        known = self._memo[1] if self._memo is not None and self._memo[0] is U else None
+        known = self._mixed.of(U)
         U = U.view(m, self.k, self.a)
         out = U.new_zeros((m * self.k, self.c))
         for number, part in enumerate(self._parts(m)):
@@ -281,17 +301,13 @@ class SelfAttentionOperator(BilinearOperator):
         """The operations of the dense adjoint over those of a product with one vector."""
         return self.a * self.c / (4 * min(self.c, self.r))
 
-    @property
-    def one_product(self) -> bool:
-        """Where the features are kept."""
-        return self._features is not None
-
     def dense_pays(self, m: int) -> bool:
         """Compare the operations of both ways."""
         if self._features is not None:
             return True
-        # one large product runs several times faster than many small ones of as many operations
-        return self.size <= DENSE_WEIGHTS and 8 * m * min(2 * self.c, 3 * self.r) > self.a * self.c
+        k, a, c = self.k, self.a, self.c
+        term = self.r * k * (k + a + c) if self.r < c else k * c * (k + a)
+        return self.size <= DENSE_WEIGHTS and SMALL_PRODUCTS * m * term > k * k * a * c / 2
 
     def _rows_first(self, U: Tensor, part: slice) -> Tensor:
         """``L_i U_j^T G_i``, shape ``(n, r, m*k)``."""

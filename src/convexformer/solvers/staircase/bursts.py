@@ -67,12 +67,11 @@ def burst(
 ) -> tuple[Point, bool]:
     """L-BFGS until the local gap is below ``aim``, relative to the objective; tell whether the iterations ran out.
 
-    Factors are balanced first, dead terms dropped, and each term scaled by the curvature that its size gives it
-    (as in scaled gradient descent; Tong, Ma and Chi 2021), so that weak terms move as fast as strong ones. Verdicts are
-    read ``behind`` steps late; where one refuses its step the line is searched.
+    Each term of the balanced factors is scaled by the curvature that its size gives it (as in scaled gradient descent;
+    Tong, Ma and Chi 2021), so that weak terms move as fast as strong ones. Verdicts are read ``behind`` steps late; where
+    one refuses its step the line is searched.
     """
     behind = int(point.outputs.is_cuda) if behind is None else behind
-    point = tidy(objective, point)
     line = _Line(objective, point.Z, _scales(objective, point), options, sync_free=behind > 0)
     iteration = CudaGraphLoop(objective, line.advance, line.first(point), record=behind > 0)
     verdicts: deque[AsyncScalars] = deque()
@@ -181,7 +180,7 @@ class _Line:
 
     def _direction(self, at: _State) -> tuple[Tensor, Tensor, Tensor]:
         """Return L-BFGS's direction, the slope along it, and whether it was one of descent; if not, it is the gradient's."""
-        direction = Pairs(at.S, at.Y).direction(at.g)
+        direction = Pairs(at.S, at.Y).direction(at.g, sync_free=self.sync_free)
         slope = direction @ at.g
         downhill = slope < 0
         # terms are scaled by their curvature, so that a step along the gradient has about the right length

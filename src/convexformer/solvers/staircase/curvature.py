@@ -30,6 +30,9 @@ from convexformer.solvers.staircase.bursts import Point, factor_weight
 SAFE_CORE = 0.2  # least singular value of the core of a step, next to one, from which weights keep their rank
 SMALL_SIDE = 256  # short side of blocks up to which the largest singular value of the cross terms is found
 CROSS_SHARE = 0.8  # of beta: the largest cross terms outside the spans, so that the Hessian is safely positive
+SMALL_CROSS = (
+    1 << 22
+)  # numbers of all blocks up to which the cross terms are formed: one product with them is then cheap
 FEW_TOKENS = 0.7  # share of the tokens in use up to which their features are gathered for the products of a Newton step
 
 
@@ -53,12 +56,10 @@ class Curvature:
         self._dense = A.dense_pays(self.Z.n_terms)
         self._U, self._V = self._stack.put(self.Z.U), self._stack.put(self.Z.V)
         self._unit_U, self._unit_V = (_unit_rows(factor) for factor in (self._U, self._V))
-        if self._dense:
+        self._M: Tensor | None = None
+        if self._dense or A.size <= SMALL_CROSS:
             self._view = _ActiveBlocks(objective, self._stack)
             self._M = self._cross_matrix(self._view.adjoint(self.V))
-        twice = torch.cat([self.Z.block, self.Z.block])
-        self._order = twice.argsort(stable=True) if self.Z.n_blocks > 1 else None
-        self._block = twice if self._order is None else twice[self._order]
         self._root = _pseudo_inverse(self._intercept_curvature()) if objective.intercept else None
 
     # ------------------------------------------------------------------ vectors
@@ -88,12 +89,9 @@ class Curvature:
         if self._dense:
             D, E = self._stacked(x.to(self.Z.dtype))
             return self._view.apply(torch.baddbmm(self._U.mT @ E, D.mT, self._V))
-        step = self.split(x)
-        U, V = torch.cat([step.U, self.Z.U]), torch.cat([self.Z.V, step.V])
-        if self._order is not None:
-            U, V = U[self._order], V[self._order]
-        counts = tuple(2 * n for n in self.Z.counts)
-        return self.objective.apply(LowRank(U, V, self._block, self.Z.shape, counts))
+        step = self.split(x)  # operators know their products with the point's U from the step before
+        moved, turned = self.Z.with_factors(step.U, self.Z.V), self.Z.with_factors(self.Z.U, step.V)
+        return self.objective.apply(moved) + self.objective.apply(turned)
 
     def outputs_across(self, x: Tensor) -> Tensor:
         """``A(sum_j D_j E_j^T)`` of the parts outside the spans: outputs are ``F_0 + t outputs_along + t^2`` these."""
@@ -160,6 +158,7 @@ class Curvature:
         b = self.intercept_along(outputs)
         bent = self.w[:, None] * self._loss_product(outputs if b is None else outputs + b)
         if self._dense:
+            assert self._M is not None
             D, E = self._stacked(x.to(self.Z.dtype))
             K = self._view.adjoint(bent)
             U = torch.baddbmm(self._V @ K.mT, E, self._M.mT)
@@ -185,8 +184,10 @@ class Curvature:
         return torch.baddbmm(self.cross * M, U.mT, V, alpha=-self.beta)
 
     def _cross_products(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """The same matrix times the other factors of a step, without forming it."""
+        """The same matrix times the other factors of a step; it is formed only where it is small."""
         D, E = self._stacked(x)
+        if self._M is not None:
+            return E @ self._M.mT, D @ self._M
         Do, Eo = self._outside(D, E)
         outside = self.Z.with_factors(self._stack.take(Do), self._stack.take(Eo))
         MV, MU = self._outside(*(self._stack.put(part) for part in self.objective.factor_gradients(self.V, outside)))

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from convexformer.objective import Objective
-from convexformer.operators import LowRank
+from convexformer.operators import BilinearOperator, LowRank
 from convexformer.solvers.monitor import Monitor
 from convexformer.solvers.staircase.bursts import Point, factor_weight, point_at
 from convexformer.solvers.staircase.curvature import Curvature
@@ -61,7 +61,9 @@ def newton_step(
     def may_go_on() -> bool:
         return not monitor.late and next(steps, None) is not None
 
-    longest = options.cg_steps
+    A = products.objective.operator
+    one_product = isinstance(A, BilinearOperator) and A.one_product
+    longest = options.cg_steps if one_product else options.cg_steps_bilinear
     x, along, ended = _conjugate_gradients(curvature.product, precondition, g, residual, longest, may_go_on, damping)
     if along is None:
         return Step(point, decrement, ended)

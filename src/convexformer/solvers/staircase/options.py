@@ -18,8 +18,9 @@ class StaircaseOptions:
     outputs_a_term: int = 2
     """With gates on a GPU, terms appended at a time: one for so many outputs, at least."""
     shortest_burst: int = 7
-    longest_burst: int = 100
-    """Iterations of a burst of L-BFGS."""
+    longest_burst: int = 40
+    longest_burst_cuda: int = 100
+    """Iterations of a burst of L-BFGS; on a GPU they need no host sync, and Newton steps do."""
     memory: int = 30
     """Pairs of L-BFGS."""
     noise: float = 10
@@ -37,6 +38,8 @@ class StaircaseOptions:
     """Only for matrices of at least ``dense_side`` on the short side and at most ``dense_entries`` entries."""
     aim: float = 0.005
     """A burst ends at this fraction of the last duality gap."""
+    newton_gap: float = 5e-2
+    """The relative gap below which Newton steps take over from bursts on a CPU (benchmarks/real, self-attention)."""
     newton_steps: int = 3
     """Newton steps between gap checks, at most."""
     settled: float = 1e-3
@@ -51,9 +54,11 @@ class StaircaseOptions:
     probes: int = 4
     """Random probes of the Hessian's diagonal."""
     cg_steps: int = 100
+    cg_steps_bilinear: int = 60
     cg_residual: float = 1e-2
     cg_residual_least: float = 1e-6
-    """Residual of conjugate gradients, in the norm of the preconditioner, relative to the gradient's."""
+    """Steps of conjugate gradients, and fewer for operators that are bilinear by nature, whose products cost more than
+    evaluations; their residual in the norm of the preconditioner, relative to the gradient's."""
     shortest_step: float = 1e-6
     longest_step: float = 1e6
     """Steps along a Newton direction."""

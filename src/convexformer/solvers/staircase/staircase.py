@@ -35,8 +35,8 @@ class Staircase(Solver):
     A cold start walks down a short ladder of betas first: rank grows as it is needed, from the strongest directions on.
     Steps bring the factors near a stationary point, so that what is left of the gap is missing rank; then the top
     singular pairs of ``M`` above beta are appended. They are Newton's; where a product costs much next to the vectors
-    (operators that are bilinear by nature) or a host sync does (on a GPU), bursts of L-BFGS come first, as long as they
-    make headway.
+    (operators that are bilinear by nature) or a host sync does (on a GPU), bursts of L-BFGS come first: as long as they
+    make headway, and on a CPU until the gap is no longer large and the rank low.
     """
 
     name = "staircase"
@@ -73,6 +73,7 @@ class _Walk:
         A = objective.operator
         assert isinstance(A, BilinearOperator)
         self.by_bursts = objective.like.is_cuda or not A.one_product
+        self.longest = options.longest_burst_cuda if objective.like.is_cuda else options.longest_burst
 
     def run(self, start: Weights) -> None:
         """Check, grow, settle, and again."""
@@ -106,16 +107,26 @@ class _Walk:
 
     def _settle(self, point: Point, dual: DualPoint, gap: float) -> tuple[Point, bool]:
         """Bring the factors near a stationary point; tell whether iterations ran out."""
+        few = not _high_rank(point.Z) and not self.objective.like.is_cuda
+        if self.by_bursts and few and gap < self.options.newton_gap:
+            self.by_bursts, point = False, tidy(self.objective, point)  # Newton steps are for balanced factors
         if not self.by_bursts:
             return self._newton(self.objective, self.products, point, dual, gap)
         options, monitor = self.options, self.monitor
         before = monitor.iteration
         aim = max(options.aim * gap, 0.05 * monitor.tolerance)
-        point, ended = burst(self.objective, point, monitor, self.steps, aim, options.longest_burst, options)
+        point, ended = self._burst(self.objective, point, aim, self.longest)
         taken = monitor.iteration - before
         # a burst that used all its steps, or none, has met curvature that L-BFGS does not learn
-        self.by_bursts = options.shortest_burst <= taken < options.longest_burst
-        return point if self.by_bursts else tidy(self.objective, point), ended  # Newton steps are for balanced factors
+        self.by_bursts = options.shortest_burst <= taken < self.longest
+        return point if self.by_bursts else tidy(self.objective, point), ended
+
+    def _burst(self, objective: Objective, point: Point, aim: float, longest: int) -> tuple[Point, bool]:
+        """Take steps of L-BFGS without the terms that are dying, which cost as much as those that live."""
+        point = prune(objective, tidy(objective, point), self.options)
+        if point.Z.n_terms == 0:
+            return point, False
+        return burst(objective, point, self.monitor, self.steps, aim, longest, self.options)
 
     def _newton(
         self, objective: Objective, products: Products, point: Point, dual: DualPoint, gap: float
@@ -176,8 +187,7 @@ class _Walk:
                 grown = None if late else grow(rough, point, rough.dual_matrix(point.evaluation.V), 1.0, self.options)
                 point = point if grown is None else grown
                 if point.Z.n_terms and not late:
-                    goal, longest = self.options.coarse_gap, self.options.longest_burst
-                    point, _ = burst(rough, point, self.monitor, self.steps, goal, longest, self.options)
+                    point, _ = self._burst(rough, point, self.options.coarse_gap, self.longest)
             else:
                 point = self._descend(products.inside(), point, dual.polar.value)
             point = replace(point, Z=products.leave(point.Z.to(dtype=exact.like.dtype)))
@@ -220,8 +230,7 @@ class _Walk:
             point = point if grown is None else grown
             if point.Z.n_terms == 0:
                 break
-            shortest = self.options.shortest_burst
-            point, ended = burst(rung, point, self.monitor, self.steps, 1e-2, shortest, self.options)
+            point, ended = self._burst(rung, point, 1e-2, self.options.shortest_burst)
             if ended:
                 break
             beta *= ratio
@@ -238,7 +247,12 @@ class _Walk:
         cheap = A.dense_pays(Z.n_terms) and not Z.U.is_cuda and isinstance(self.objective.penalty, Proximal)
         side = min(rows, columns)
         small = cheap and side >= options.dense_side and rows * columns <= options.dense_entries
-        return small and Z.n_terms > side / 8 and 10 * self.monitor.tolerance < gap < options.dense_gap
+        return small and _high_rank(Z) and 10 * self.monitor.tolerance < gap < options.dense_gap
+
+
+def _high_rank(Z: LowRank) -> bool:
+    """Tell whether there are many terms next to the short side: Newton steps on them gain little over first-order ones."""
+    return Z.n_terms > min(Z.shape[-2:]) / 8
 
 
 def _rough_dtype(objective: Objective, dual: DualPoint, options: StaircaseOptions) -> torch.dtype:
