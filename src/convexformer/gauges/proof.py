@@ -85,7 +85,8 @@ class _Gram:
         self.empty, self.finite = scale == 0.0, math.isfinite(scale)
         if self.empty or not self.finite:
             return
-        self.scale = 1.0 if 1 / SQUARES < scale < SQUARES else scale  # no copy where squares neither overflow nor vanish
+        # no copy where squares neither overflow nor vanish
+        self.scale = 1.0 if 1 / SQUARES < scale < SQUARES else scale
         self.K = _lower_gram(block if self.scale == 1.0 else block / self.scale)
         self.trace = float(self.K.diagonal().sum())
         self.slack = 4 * (len(self.K) + max(block.shape)) * torch.finfo(torch.float64).eps * self.trace

@@ -47,7 +47,7 @@ class CrossEntropy(Loss):
 
     @property
     def nearly_exact_until(self) -> int:
-        """As many classes as the intercept's Hessian is formed for, once loops are compiled; plain code has no host syncs."""
+        """Classes up to which the intercept's Hessian is formed, where loops are compiled; plain code has no host syncs."""
         return MANY_CLASSES["cpu"] if ready(softmax_compiled.NAME) else 0
 
     def encode(self, Y: Tensor) -> Tensor:
