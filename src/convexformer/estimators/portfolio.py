@@ -97,7 +97,7 @@ def auto_path(
     test: np.ndarray,
     options: FoldOptions,
     share: Share,
-    grid: AutoGrid = AutoGrid(),  # noqa: B008  (frozen)
+    grid: AutoGrid = AutoGrid(),
 ) -> tuple[np.ndarray, np.ndarray]:
     """Walk the path on one fold; return scores and relative gaps, ``(n_betas,)`` each, NaN where it has not got."""
     clock = share.clock()
@@ -149,7 +149,7 @@ def shared_path(
     folds: Sequence[tuple[np.ndarray, np.ndarray]],
     options: FoldOptions,
     clock: Clock,
-    grid: AutoGrid = AutoGrid(),  # noqa: B008  (frozen)
+    grid: AutoGrid = AutoGrid(),
 ) -> SharedPath:
     """Walk a path of block weights, on part of the samples where these are many, and score the folds at each beta.
 

@@ -68,7 +68,7 @@ class Race:
         w: np.ndarray | None,
         scoring: object,
         clock: Clock,
-        options: RaceOptions = RaceOptions(),  # noqa: B008  (frozen)
+        options: RaceOptions = RaceOptions(),
     ) -> None:
         self.estimator, self.tokens, self.targets, self.w = estimator, tokens, targets, w
         self.clock, self.options = clock, options

@@ -86,7 +86,7 @@ class ReLUNorm(Gauge):
         self,
         arrangements: Sequence[Arrangement],
         outer: str = "l2",
-        options: PolarOptions = PolarOptions(),  # noqa: B008  (frozen)
+        options: PolarOptions = PolarOptions(),
         seed: int = 0,
     ) -> None:
         self.arrangements = tuple(arrangements)

@@ -68,7 +68,7 @@ class AutoOptions:
     """Entries of ``Z`` up to which low-rank factors that have stalled are handed over to a solver on one tensor."""
 
 
-def select(objective: Objective, options: AutoOptions = AutoOptions()) -> str:  # noqa: B008  (frozen)
+def select(objective: Objective, options: AutoOptions = AutoOptions()) -> str:
     """Return the name of the solver that ``solver="auto"`` takes: the first row of ``SELECTION`` that applies."""
     missing = {name: solver.requires(objective) for name, solver in SOLVERS.items()}
     serving = [name for name, reason in missing.items() if reason is None]
@@ -106,7 +106,7 @@ def select(objective: Objective, options: AutoOptions = AutoOptions()) -> str:  
 def successors(
     name: str,
     objective: Objective,
-    options: AutoOptions = AutoOptions(),  # noqa: B008  (frozen)
+    options: AutoOptions = AutoOptions(),
 ) -> list[Solver]:
     """Return the solvers that go on, one after another, when the solver of that name stalls.
 

@@ -56,7 +56,7 @@ class Limits:
 
 def minimise(
     objective: Objective,
-    limits: Limits = Limits(),  # noqa: B008  (frozen)
+    limits: Limits = Limits(),
     *,
     solver: str = "auto",
     picked: Solver | None = None,

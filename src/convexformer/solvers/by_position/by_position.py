@@ -44,7 +44,7 @@ class ByPosition(Solver):
     def __init__(
         self,
         choose: Callable[[Objective], Solver],
-        options: ByPositionOptions = ByPositionOptions(),  # noqa: B008  (frozen)
+        options: ByPositionOptions = ByPositionOptions(),
     ) -> None:
         self.choose, self.options = choose, options
 

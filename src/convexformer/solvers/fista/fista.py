@@ -40,7 +40,7 @@ class Fista(Solver):
     name = "fista"
     works_on = "any penalty with a prox, on dense weights"
 
-    def __init__(self, options: FistaOptions = FistaOptions()) -> None:  # noqa: B008  (frozen)
+    def __init__(self, options: FistaOptions = FistaOptions()) -> None:
         self.options = options
 
     def requires(self, objective: Objective) -> str | None:
@@ -81,7 +81,7 @@ def fista(
     monitor: Watcher,
     *,
     sync_free: bool | None = None,
-    options: FistaOptions = FistaOptions(),  # noqa: B008  (frozen)
+    options: FistaOptions = FistaOptions(),
 ) -> None:
     """FISTA (Beck and Teboulle 2009) with backtracking and adaptive restart (O'Donoghue and Candes 2015).
 

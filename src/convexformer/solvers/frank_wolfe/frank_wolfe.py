@@ -49,7 +49,7 @@ class FrankWolfe(Solver):
     works_on = "gauges of finitely many atoms, on combinations of few of them"
     patience = 30  # rounds, each a solve over coefficients
 
-    def __init__(self, options: FrankWolfeOptions = FrankWolfeOptions()) -> None:  # noqa: B008  (frozen)
+    def __init__(self, options: FrankWolfeOptions = FrankWolfeOptions()) -> None:
         self.options = options
 
     def requires(self, objective: Objective) -> str | None:
