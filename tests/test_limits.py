@@ -63,11 +63,10 @@ def test_nothing_but_a_product_and_the_certificate_comes_after_the_limit(data, m
     assert wall.now <= max_time + allowed + CERTIFICATE
 
 
-def test_beta_max_is_on_the_clock(data, monkeypatch):
+def test_beta_max_is_on_the_clock_of_a_fit(data, monkeypatch):
     X, y = data
-    problem = cf.Problem("attention", X, y, beta=0.1, intercept=True)
     wall = Wall(monkeypatch)
-    slow = wall.slow(problem, monkeypatch)
+    monkeypatch.setattr(clock_module.time, "perf_counter", lambda: (wall.tick(), wall.now)[1])
     found = cf.Problem.beta_max.fget
 
     def beta_max(self):
@@ -75,10 +74,18 @@ def test_beta_max_is_on_the_clock(data, monkeypatch):
         return found(self)
 
     monkeypatch.setattr(cf.Problem, "beta_max", property(beta_max))
+    probe = cf.TokenRegressor(head="attention", beta_ratio=0.1, tolerance=1e-15, max_time=90.0)
     with pytest.warns(ConvergenceWarning, match="max_time"):
-        solution = cf.solve(slow, tolerance=1e-15, max_time=50.0)
-    assert solution.n_iter == 0
-    assert len(solution.history) == 1
+        probe.fit(X, y)
+    assert probe.solution_.n_iter == 0
+    assert len(probe.solution_.history) == 1
+
+
+def test_a_solve_at_a_given_beta_needs_no_beta_max(data, monkeypatch):
+    X, y = data
+    problem = cf.Problem("attention", X, y, beta=0.1, intercept=True)
+    monkeypatch.setattr(cf.Problem, "beta_max", property(lambda self: pytest.fail("beta_max was computed")))
+    assert cf.solve(problem, tolerance=1e-3).status is cf.Status.CONVERGED
 
 
 def test_a_step_length_that_runs_away_meets_the_clock(data, monkeypatch):
