@@ -245,7 +245,8 @@ class _Run:
         H = (H + H.T) / 2
         weights, own = eta.numpy(), np.maximum(look.own, 1e-300)
         gradient = 0.5 * (beta**2 - own)
-        H = self._corrected(H, weights, gradient, active)
+        noise = 0.5 * np.abs(look.own - look.polars**2)  # at the optimum of the inner problem both are the same
+        H = self._corrected(H, weights, gradient, noise, active)
         new = weights.copy()
         new[active] = self._boxed(H, weights[active], own[active], beta)
         self.secant = (weights, gradient, frozenset(active.tolist()))
@@ -254,11 +255,16 @@ class _Run:
             step += float(x) * a
         return torch.from_numpy(new), step
 
-    def _corrected(self, H: np.ndarray, eta: np.ndarray, gradient: np.ndarray, active: np.ndarray) -> np.ndarray:
+    def _corrected(
+        self, H: np.ndarray, eta: np.ndarray, gradient: np.ndarray, noise: np.ndarray, active: np.ndarray
+    ) -> np.ndarray:
+        """Correct the curvature by that of the last step, unless the error of the inner problem hides it."""
         if self.secant is None:
             return H
         before, slope, known = self.secant
         d, change = (eta - before)[active], (gradient - slope)[active]
+        if np.linalg.norm(change) < self.options.signal * np.linalg.norm(noise[active]):
+            return H
         q, curvature = float(d @ H @ d), float(d @ change)
         if not (q > 0 and curvature > 0.05 * q and known.issuperset(active.tolist())):
             return H

@@ -25,6 +25,8 @@ class BlockNewtonOptions:
     """Outer steps without a smaller gap after which float64 factors are tried, then the solve has stalled."""
     trust: float = 3.0
     """Factor by which a block weight may change in a step at first; without a bound the steps cycle."""
+    signal: float = 3.0
+    """A change of the gradient counts as curvature from so many times the error that the inner problem leaves in it."""
     small_share: float = 0.03
     """Share of the penalty below which a block may vanish, or grow from nothing, in one step."""
     growth: float = 1.15
