@@ -13,7 +13,7 @@ from sklearn.exceptions import ConvergenceWarning
 import convexformer as cf
 from convexformer import clock as clock_module
 from convexformer import jit
-from convexformer.solvers import SOLVERS, Limits, auto, minimise
+from convexformer.solvers import SOLVERS, Limits, auto, minimise, run
 from convexformer.solvers.base import Solver
 
 CERTIFICATE = 4  # products of a certificate: A Z, A^T V, and those of the rounding allowance
@@ -184,6 +184,30 @@ def test_a_solver_that_stalls_hands_over_by_rule_and_the_history_says_so(data, m
         alone = cf.solve(problem, tolerance=1e-6, solver="frozen")
     assert alone.status is cf.Status.STALLED  # asked for by name, it runs alone
     assert alone.solver == "frozen"
+
+
+def test_fista_hands_a_nuclear_norm_over_when_its_turn_is_over(monkeypatch):
+    """The prediction that chose it was wrong: factors go on from its best point, and the optimum is the same."""
+    rng = np.random.default_rng(3)
+    X = rng.standard_normal((80, 3, 6)) * 0.3 ** np.arange(6)
+    problem = cf.Problem("mlp", X, rng.integers(0, 3, 80), beta_ratio=0.02)
+    line = [SOLVERS["fista"], SOLVERS["staircase"]]
+    assert auto.turn(line, problem.objective) == auto.AutoOptions().fista_turn
+    assert auto.turn(line[::-1], problem.objective) is None
+    assert auto.turn(line, cf.Problem("attention", X, X[:, 0, 0], beta_ratio=0.1).objective) is None
+    alone = cf.solve(problem, tolerance=1e-8, solver="fista")
+    assert alone.n_iter > 30
+    monkeypatch.setattr(run, "select", lambda objective: "fista")
+    monkeypatch.setattr(run, "turn", lambda line, objective: 20)
+    solution = cf.solve(problem, tolerance=1e-8)
+    assert solution.solver == "fista, staircase"
+    assert solution.status is cf.Status.CONVERGED
+    assert max(record.iteration for record in solution.history if record.solver == "fista") == 20
+    assert solution.objective == pytest.approx(alone.objective, rel=1e-7)
+    with pytest.warns(ConvergenceWarning, match="iterations"):
+        limited = cf.solve(problem, tolerance=1e-8, max_iter=20)
+    assert limited.status is cf.Status.MAX_ITER
+    assert limited.solver == "fista"
 
 
 def test_rounding_is_no_reason_to_hand_over(data):

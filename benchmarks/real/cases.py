@@ -158,31 +158,19 @@ def full(files: list[str]) -> Suite:
 
 
 def sizes(files: list[str]) -> Suite:
-    """For ``--fit-auto``: the same problems at several sizes, two betas, one goal."""
-    cases = _cases("made:tiny", None, "attention mlp", "cross_entropy", "squared")
-    cases += _cases("digits", 150, "attention") + _cases("digits", 300, "attention_l2 mlp self_attention fno mlp_gated")
+    """For ``--fit-auto``: heads with a choice of solvers, at several sizes, anisotropies and betas, to one goal."""
+    cases = []
     for file in files:
-        cases += _cases(file, 150, "attention mlp") + _cases(file, 200, "attention_l2 self_attention")
-    for name in ("ill_conditioned", "many_classes", "one_token", "heavy_tails", "imbalanced", "wide"):
-        cases += _cases(f"made:{name}", None, "attention mlp")
-    cases += _cases("made:two_classes", None, "attention mlp attention_l2") + _cases("digits", 800, "attention")
-    for name in ("ill_conditioned", "many_classes"):
-        cases += _cases(f"made:{name}", None, "attention_l2")
-    for file in files:
-        cases += _cases(file, 600, "attention") + _cases(file, 1000, "mlp")
-        cases += _cases(f"{file}@40", 400, "attention mlp") + _cases(file, 300, "attention", "squared")
-    cases += _cases("made:large", None, "attention attention_l2 mlp") + _cases(
-        "made:large", None, "attention", "squared"
-    )
-    cases += _cases("digits", None, "attention", "squared")
-    for spec, samples in (
-        *((file, 300) for file in files),
-        ("digits", 1200),
-        ("made:tiny", None),
-        ("made:large", None),
-    ):
-        cases += _cases(spec, samples, "attention mlp", "regression")
-    return Suite(tuple(cases), (0.03, 0.003), (1e-2, 1e-3), 4.0, (), 0.0)
+        cases += [case for n in (300, 600, 1500) for case in _cases(file, n, "mlp")] + _cases(file, None, "mlp")
+        cases += _cases(file, 600, "poolformer fnet fno block_fno mlp_gated") + _cases(f"{file}@40", 800, "mlp")
+        cases += _cases(file, 600, "mlp", "squared", "regression", "huber") + _cases(file, 300, "attention_l2")
+    for name in ("ill_conditioned", "many_classes", "one_token", "heavy_tails", "imbalanced", "two_classes", "wide"):
+        cases += _cases(f"made:{name}", None, "mlp attention_l2")
+    cases += _cases("made:tiny", None, "mlp attention_l2", "squared", "cross_entropy")
+    cases += _cases("made:large", None, "mlp") + _cases("digits", 1200, "mlp_gated attention_l2")
+    cases += _cases("digits", 300, "fno mlp_gated attention_l2_gated")
+    cases += _cases("digits", 600, "mlp_mixer poolformer_gated attention_l2")
+    return Suite(tuple(cases), (0.1, 0.01, 0.001), (1e-2, 1e-3), 4.0, (), 0.0)
 
 
 def smoke(files: list[str]) -> Suite:

@@ -16,9 +16,8 @@ from cases import MAIN_GOAL
 from convexformer.solvers.cost import EXACT_BLOCKS, PRICED, PRICES, Counts, Prices
 
 GOAL = f"{MAIN_GOAL:g}"
-POWERS = {"fista": (0.25, 0.5, 0.75)}  # of a first-order method; others use the curvature and may grow less
-SLOW_POWERS = (0.0, 0.25)
-DEEPENINGS = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5)  # powers of beta_max / beta
+POWERS = (0.0, 0.25, 0.5)  # of the anisotropy
+DEEPENINGS = tuple(0.02 * k for k in range(13))  # powers of beta_max / beta, times 1 + log anisotropy
 UNPRICED = ("nuclear, bilinear", *EXACT_BLOCKS)
 """``auto`` has rules for them: the cost of the first depends on the rank, which nobody knows before."""
 FACTORS = 2.0 ** np.linspace(-1, 1, 17)
@@ -56,7 +55,7 @@ def fit(rows: list[dict[str, Any]]) -> dict[str, dict[str, Prices]]:
     prices: dict[str, dict[str, Prices]] = defaultdict(dict)
     for (kind, solver), pairs in sorted(groups.items()):
         t = np.array([seconds for _, seconds in pairs])
-        tried = product(POWERS.get(solver, SLOW_POWERS), DEEPENINGS)
+        tried = product(POWERS, DEEPENINGS)
         found = [_fit_one(pairs, t, power, deepening) for power, deepening in tried]
         prices[kind][solver] = min(found, key=lambda pair: pair[0])[1]
     for kind in prices:

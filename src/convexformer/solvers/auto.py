@@ -66,6 +66,8 @@ class AutoOptions:
     """Short side of ``Z`` up to which singular-value thresholding on a GPU is cheaper (benchmarks/gpu_heads.py)."""
     dense_entries: int = 1 << 26
     """Entries of ``Z`` up to which low-rank factors that have stalled are handed over to a solver on one tensor."""
+    fista_turn: int = 300
+    """Iterations after which FISTA hands a nuclear norm over to factors: where it takes more the prediction was wrong."""
 
 
 def select(objective: Objective, options: AutoOptions = AutoOptions()) -> str:
@@ -121,6 +123,16 @@ def successors(
     return [solver for solver in others if (fits or solver.uses_factors) and solver.requires(objective) is None]
 
 
+def turn(line: list[Solver], objective: Objective, options: AutoOptions = AutoOptions()) -> int | None:
+    """Return the iterations after which the first of ``line`` hands over to the second though it has not stalled.
+
+    Only FISTA does, on a CPU, where a prediction chose it (:mod:`convexformer.solvers.cost`) and factors come next.
+    """
+    names = [solver.name for solver in line[:2]]
+    predicted = not objective.like.is_cuda and kind(objective) == "nuclear"
+    return options.fista_turn if predicted and names == ["fista", "staircase"] else None
+
+
 def solver_for(name: str, objective: Objective) -> Solver:
     """Return the solver of that name, or raise with what it misses and what to use instead."""
     solver = SOLVERS[name]
@@ -148,7 +160,9 @@ def explain(problem: Objective | HasObjective) -> str:
         seconds = f", predicted {predicted[name]:.2g} s" if missing is None and name in predicted else ""
         lines.append(f"{name:12} {state}{seconds}")
     after = ", then ".join(repr(solver.name) for solver in successors(chosen, objective))
-    lines += ["", f"If it stalls, it hands over to {after}."] if after else []
+    own_turn = turn([SOLVERS[chosen], *successors(chosen, objective)], objective)
+    when = "If it stalls" if own_turn is None else f"If it stalls, or after {own_turn} iterations"
+    lines += ["", f"{when}, it hands over to {after}."] if after else []
     values = ", ".join(f"{name} = {value:,}" for name, value in vars(AutoOptions()).items())
     if predicted:
         lines += ["", *explain_prediction(objective)]

@@ -2,12 +2,13 @@
 
 A prediction is a sum of a few counts at measured prices, times a growth of the iterations::
 
-    seconds = anisotropy^p depth^q (overhead + a * products + b * passes + c * outputs + d * spectra + e * thresholds)
+    seconds = growth (overhead + a * products + b * passes + c * outputs + d * spectra + e * thresholds)
+    growth = anisotropy^p depth^(q (1 + log anisotropy))
 
-First-order methods take more iterations the further the features are from equal singular values and the smaller beta is;
-solvers that use the curvature hardly do. Prices are those of a solve to a relative gap of 1e-3 on one thread;
-``benchmarks/real/run.py --fit-auto`` fits them to a race on real tokens and prints the table ``PRICES``. They need not be
-right on another machine: only their ratios decide.
+First-order methods take more iterations the further the features are from equal singular values, and the more so the
+smaller beta is; solvers that use the curvature hardly do. Prices are those of a solve to a relative gap of 1e-3 on one
+thread; ``benchmarks/real/run.py --fit-auto`` fits them to a race on real tokens and prints the table ``PRICES``. They need
+not be right on another machine: only their ratios decide.
 """
 
 from __future__ import annotations
@@ -64,7 +65,12 @@ class Prices:
 
     def growth(self, counts: Counts) -> float:
         """Return the factor that all counts have in common."""
-        return counts.anisotropy**self.power * counts.depth**self.deepening
+        return math.prod(self.factors(counts).values())
+
+    def factors(self, counts: Counts) -> dict[str, float]:
+        """Return the growth by anisotropy, and by depth."""
+        by_depth = self.deepening * (1 + math.log(counts.anisotropy))
+        return {"anisotropy": counts.anisotropy**self.power, "depth": counts.depth**by_depth}
 
     def shares(self, counts: Counts) -> dict[str, float]:
         """Return the seconds of each count, by name."""
@@ -80,8 +86,8 @@ PRICED = tuple(field.name for field in fields(Prices))[:-2]
 
 PRICES: dict[str, dict[str, Prices]] = {
     "nuclear": {
-        "fista": Prices(overhead=0.0055, outputs=6.1, power=0.75),
-        "staircase": Prices(overhead=0.017, products=7.6, outputs=8.3, thresholds=190, power=0.25),
+        "fista": Prices(overhead=0.0033, products=2.7, passes=0.35, outputs=2.6, deepening=0.12),
+        "staircase": Prices(overhead=0.013, passes=9.7, outputs=4.4, thresholds=95, deepening=0.06),
     },
     "nuclear, token slices": {
         "fista": Prices(overhead=0.014, passes=4.8, outputs=19, power=0.5),
@@ -148,9 +154,10 @@ def count(objective: Objective) -> Counts:
 
 
 def anisotropy(objective: Objective) -> float:
-    """Estimate ``n tr(K^2) / tr(K)^2`` of ``K = A^T A``, the features centred where there is an intercept; at least 1.
+    """Estimate ``r tr(K^2) / tr(K)^2`` of ``K = A^T A``, the features centred where there is an intercept; at least 1.
 
-    One for features with equal singular values, ``n`` where a single one dwarfs the others. By one random probe ``z``
+    ``r`` is the largest rank that ``K`` can have. One for features with equal singular values, ``r`` where a single one
+    dwarfs the others. By one random probe ``z``
     (Hutchinson 1990): ``|A z|^2`` is ``tr(K)`` and ``|A^T A z|^2`` is ``tr(K^2)`` on average.
     """
 
@@ -163,7 +170,8 @@ def anisotropy(objective: Objective) -> float:
             outputs = outputs - objective.rows.sum(outputs) / total
         trace = float(objective.rows.dot(outputs, outputs))
         square = float(objective.adjoint(outputs).square().sum())
-        found = z.numel() * square / trace**2 if 0 < trace**2 < math.inf else 1.0
+        rank = min(z.numel(), outputs.numel())
+        found = rank * square / trace**2 if 0 < trace**2 < math.inf else 1.0
         return max(1.0, found) if math.isfinite(found) else 1.0
 
     with torch.no_grad():
@@ -197,11 +205,7 @@ def explain_prediction(objective: Objective) -> list[str]:
         f"{name:12}{getattr(counts, name):10.3g}" + "".join(f"{shares[solver][name]:14.2g}" for solver in table)
         for name in PRICED
     ]
-    factors = {
-        "anisotropy": [counts.anisotropy**prices.power for prices in table.values()],
-        "depth": [counts.depth**prices.deepening for prices in table.values()],
-    }
-    for name, growth in factors.items():
-        cells = "".join(f"{factor:14.2g}" for factor in growth)
+    for name in ("anisotropy", "depth"):
+        cells = "".join(f"{prices.factors(counts)[name]:14.2g}" for prices in table.values())
         lines.append(f"{name:12}{getattr(counts, name):10.3g}{cells}  (a factor, counted in the lines above)")
     return lines

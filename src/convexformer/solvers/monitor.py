@@ -66,6 +66,7 @@ class Monitor:
         self.status = Status.MAX_ITER
         self._solver = ""
         self._patience, self._least_gain = STALL_CHECKS, 0.0
+        self._turn_ends = max_iter
         self._best: Weights | None = None
         self._best_gap = math.inf
         self._best_primal = math.inf
@@ -82,12 +83,15 @@ class Monitor:
         *,
         patience: int = STALL_CHECKS,
         least_gain: float = 0.0,
+        turn: int | None = None,
     ) -> None:
         """Begin to watch a solve of ``objective``, a form of ``whole``; the best point so far is kept.
 
         ``patience`` checks in a row without progress are a stall, a sixth of them in float32. Progress is a gap smaller by
-        1%, or an objective lower by more than rounding and by ``least_gain`` of the gap.
+        1%, or an objective lower by more than rounding and by ``least_gain`` of the gap. ``turn`` is a number of iterations
+        after which another solver is to go on.
         """
+        self._turn_ends = self.max_iter if turn is None else self.iteration + turn
         self.objective, self.whole, self._solver = objective, whole, solver
         self.status, self._done, self._checks_without_gain = Status.MAX_ITER, False, 0
         self._patience = patience if whole.like.dtype == torch.float64 else max(1, patience // 6)
@@ -120,7 +124,7 @@ class Monitor:
         return self.clock.seconds
 
     def __iter__(self) -> Iterator[int]:
-        while not self._done and self.iteration < self.max_iter:
+        while not self._done and self.iteration < min(self.max_iter, self._turn_ends):
             self.iteration += 1
             yield self.iteration
 
@@ -128,6 +132,11 @@ class Monitor:
     def done(self) -> bool:
         """Whether the solve is to end."""
         return self._done
+
+    @property
+    def turn_over(self) -> bool:
+        """Whether the solve ended because its turn was over."""
+        return not self._done and self._turn_ends <= self.iteration < self.max_iter
 
     @property
     def late(self) -> bool:

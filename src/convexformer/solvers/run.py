@@ -15,7 +15,7 @@ from convexformer.objective import Objective
 from convexformer.operators import LowRank, NeuronOperator, Neurons
 from convexformer.progress import GapBar
 from convexformer.registry import one_of
-from convexformer.solvers.auto import SOLVERS, select, solver_for, successors
+from convexformer.solvers.auto import SOLVERS, select, solver_for, successors, turn
 from convexformer.solvers.base import Solver
 from convexformer.solvers.checkpoint import Checkpoint
 from convexformer.solvers.monitor import FASTER_ELSEWHERE, Callback, Monitor, TimeUp
@@ -85,7 +85,7 @@ def minimise(
         try:
             if not objective.like.is_cuda:  # where the time is up before this is done, plain code certifies the start
                 compile_in_time({**objective.loss.kernels, **chosen.kernels(objective)}, lambda: clock.late)
-            _run_line(line, objective, start, monitor)
+            _run_line(line, objective, start, monitor, turn(line, objective))
         except KeyboardInterrupt:
             monitor.status, asked = Status.INTERRUPTED, False
             if not monitor.history:
@@ -98,14 +98,19 @@ def minimise(
     return Result(monitor.best, proof, monitor.status, history, n_iter, monitor.seconds, seen, asked)
 
 
-def _run_line(line: list[Solver], objective: Objective, start: Weights | None, monitor: Monitor) -> None:
-    """Run the first solver of the line and, where it stalls, the others, each from the best point so far.
+def _run_line(
+    line: list[Solver], objective: Objective, start: Weights | None, monitor: Monitor, turn: int | None
+) -> None:
+    """Run the first solver of the line and, where it stalls or its turn is over, the others, from the best point so far.
 
     A stall in float32 is first one of precision: the same solver goes on in float64, if there is memory for it.
     """
     for k, solver in enumerate(line):
         last = k + 1 == len(line)
-        _run(solver, objective, start, monitor, last=last)
+        _run(solver, objective, start, monitor, last=last, turn=turn if k == 0 else None)
+        if monitor.turn_over:
+            start = monitor.best
+            continue
         if monitor.status is Status.STALLED and objective.like.dtype != torch.float64:
             try:
                 objective = objective.reference()
@@ -142,14 +147,22 @@ def _formed(solver: Solver, objective: Objective, start: Weights | None) -> Weig
     return Weights(LowRank.of(Z) if solver.uses_factors else Z, b)
 
 
-def _run(solver: Solver, objective: Objective, start: Weights | None, monitor: Monitor, *, last: bool) -> None:
+def _run(
+    solver: Solver,
+    objective: Objective,
+    start: Weights | None,
+    monitor: Monitor,
+    *,
+    last: bool,
+    turn: int | None = None,
+) -> None:
     """Run one solver on the form of the objective that suits it, until it is done, stalls, or the time is up.
 
     A decomposition that fails is a stall where there is something to go on with: another precision, another solver.
     """
     suited = solver.prepare(objective)
     least = 0.0 if last else FASTER_ELSEWHERE
-    monitor.watch(suited, objective, solver.name, patience=solver.patience, least_gain=least)
+    monitor.watch(suited, objective, solver.name, patience=solver.patience, least_gain=least, turn=turn)
     try:
         solver.solve(suited, _formed(solver, objective, start), monitor)
     except TimeUp:
