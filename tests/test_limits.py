@@ -13,8 +13,10 @@ from sklearn.exceptions import ConvergenceWarning
 import convexformer as cf
 from convexformer import clock as clock_module
 from convexformer import jit
-from convexformer.solvers import SOLVERS, Limits, auto, minimise, run
+from convexformer.solvers import SOLVERS, Limits, auto, minimise
 from convexformer.solvers.base import Solver
+from convexformer.solvers.status import Record
+from convexformer.solvers.turn import Turn
 
 CERTIFICATE = 4  # products of a certificate: A Z, A^T V, and those of the rounding allowance
 
@@ -186,28 +188,46 @@ def test_a_solver_that_stalls_hands_over_by_rule_and_the_history_says_so(data, m
     assert alone.solver == "frozen"
 
 
-def test_fista_hands_a_nuclear_norm_over_when_its_turn_is_over(monkeypatch):
-    """The prediction that chose it was wrong: factors go on from its best point, and the optimum is the same."""
+def test_a_solver_whose_pace_promises_no_end_hands_over(monkeypatch):
+    """Factors go on from its best point, and the optimum is the same; a solution of theirs is theirs to go on with."""
     rng = np.random.default_rng(3)
     X = rng.standard_normal((80, 3, 6)) * 0.3 ** np.arange(6)
     problem = cf.Problem("mlp", X, rng.integers(0, 3, 80), beta_ratio=0.02)
     line = [SOLVERS["fista"], SOLVERS["staircase"]]
-    assert auto.turn(line, problem.objective) == auto.AutoOptions().fista_turn
-    assert auto.turn(line[::-1], problem.objective) is None
-    assert auto.turn(line, cf.Problem("attention", X, X[:, 0, 0], beta_ratio=0.1).objective) is None
+    assert auto.turn_of(line, problem.objective) == auto.TURNS["nuclear"]["fista"]
+    assert auto.turn_of(line[::-1], problem.objective) is None
+    assert auto.turn_of(line, cf.Problem("attention", X, X[:, 0, 0], beta_ratio=0.1).objective) is None
     alone = cf.solve(problem, tolerance=1e-8, solver="fista")
     assert alone.n_iter > 30
-    monkeypatch.setattr(run, "select", lambda objective: "fista")
-    monkeypatch.setattr(run, "turn", lambda line, objective: 20)
+    assert alone.solver == "fista"  # asked for by name, it runs alone
+    impatient = Turn(first=20, recent=10, worth=0)
+    monkeypatch.setattr(auto, "TURNS", {"nuclear": {"fista": impatient}})
     solution = cf.solve(problem, tolerance=1e-8)
     assert solution.solver == "fista, staircase"
     assert solution.status is cf.Status.CONVERGED
     assert max(record.iteration for record in solution.history if record.solver == "fista") == 20
     assert solution.objective == pytest.approx(alone.objective, rel=1e-7)
+    again = cf.solve(problem.with_beta(0.8 * problem.beta), tolerance=1e-8, warm_start=solution)
+    assert again.solver == "staircase"
     with pytest.warns(ConvergenceWarning, match="iterations"):
         limited = cf.solve(problem, tolerance=1e-8, max_iter=20)
     assert limited.status is cf.Status.MAX_ITER
     assert limited.solver == "fista"
+
+
+def test_turns_are_judged_by_the_pace_of_the_last_checks():
+    turn = Turn(first=30, recent=20, worth=2)
+    steady = [Record(k, 0.0, 1.0, 1.0, 0.1 * 10 ** (-k / 30)) for k in range(0, 70, 10)]
+    assert turn.remaining(steady[:4], 1e-4) == pytest.approx(60)
+    assert not turn.over(steady[:3], 0, 1e-4)  # not judged yet
+    assert not turn.over(steady[:4], 0, 2e-4)
+    assert turn.over(steady[:4], 0, 5e-5)
+    assert turn.over([Record(k, 0.0, 1.0, 1.0, 0.1) for k in (0, 10, 20, 30)], 0, 1e-3)  # no pace at all
+    late = [record._replace(iteration=record.iteration + 100) for record in steady]
+    assert turn.over(late[:4], 100, 5e-5)
+    assert turn.remaining(steady, 1.0) == 0.0
+    wild = [Record(0, 0.0, 1.0, 1.0, np.inf), Record(30, 0.0, 1.0, 1.0, np.inf)]
+    assert turn.over(wild, 0, 1e-3)
 
 
 def test_rounding_is_no_reason_to_hand_over(data):

@@ -113,7 +113,7 @@ def test_the_verdict_compares_auto_with_the_best_solver(real):
 def test_fitted_prices_choose_the_cheaper_solver(real):
     Counts, Prices = real["fit"].Counts, real["fit"].Prices
     rng = np.random.default_rng(0)
-    truth = {"fista": Prices(0.1, 50.0, power=0.5, deepening=0.3), "working_set": Prices(0.5, 5.0)}
+    truth = {"fista": Prices(0.1, 50.0, power=0.5, deepening=0.2), "working_set": Prices(0.5, 5.0)}
     rows = []
     for products, unequal, deep in 10.0 ** rng.uniform((-4, 0, 1), (0, 1, 3), (60, 3)):
         counts = Counts(products=products, anisotropy=unequal, depth=deep)
@@ -160,12 +160,16 @@ def test_only_restricts_what_it_names(real):
 
 def test_auto_explains_its_prediction():
     rng = np.random.default_rng(0)
-    problem = cf.Problem("mlp", rng.standard_normal((300, 8, 10)), np.arange(300) % 3, beta_ratio=0.1)
+    head = cf.heads.Attention(decay="l2")
+    problem = cf.Problem(head, rng.standard_normal((300, 8, 10)), np.arange(300) % 3, beta_ratio=0.1)
     text = cf.solvers.explain(problem)
     assert "predicted" in text
     assert "anisotropy" in text
     predicted = predicted_seconds(problem.objective)
     assert cf.solvers.select(problem.objective) == min(predicted, key=predicted.get)
+    assert set(predicted) == {"fista", "working_set"}
+    assert "promises no end" in text
+    assert "hands over to 'staircase'" in text
     groups = cf.Problem("attention", rng.standard_normal((300, 8, 10)), np.arange(300) % 3, beta_ratio=0.1)
     assert cf.solvers.select(groups.objective) == "working_set"
 

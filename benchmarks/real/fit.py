@@ -18,8 +18,9 @@ from convexformer.solvers.cost import EXACT_BLOCKS, PRICED, PRICES, Counts, Pric
 GOAL = f"{MAIN_GOAL:g}"
 POWERS = (0.0, 0.25, 0.5)  # of the anisotropy
 DEEPENINGS = tuple(0.02 * k for k in range(13))  # powers of beta_max / beta, times 1 + log anisotropy
-UNPRICED = ("nuclear, bilinear", *EXACT_BLOCKS)
-"""``auto`` has rules for them: the cost of the first depends on the rank, which nobody knows before."""
+UNPRICED = ("nuclear", "nuclear, bilinear", *EXACT_BLOCKS)
+"""``auto`` has rules for them."""
+TAKES_OVER = "staircase"  # never chosen first where prices decide: see turns.py
 FACTORS = 2.0 ** np.linspace(-1, 1, 17)
 
 
@@ -36,7 +37,7 @@ def observations(runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
             for ratio in sorted({row["ratio"] for row in entry["cold"]}, reverse=True):
                 seconds = {}
                 for tool, row in pooled(entry, ratio).items():
-                    if tool not in entry["facts"]["solvers"]:
+                    if tool not in entry["facts"]["solvers"] or tool == TAKES_OVER:
                         continue
                     done = row["seconds"].get(GOAL)
                     seconds[tool] = done if done is not None else 2 * row.get("total", run["limit"])

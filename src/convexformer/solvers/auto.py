@@ -16,6 +16,7 @@ from convexformer.solvers.cost import EXACT_BLOCKS, explain_prediction, kind, pr
 from convexformer.solvers.fista import Fista
 from convexformer.solvers.frank_wolfe import FrankWolfe
 from convexformer.solvers.staircase import Staircase
+from convexformer.solvers.turn import Turn
 from convexformer.solvers.working_set import WorkingSet
 
 SOLVERS: dict[str, Solver] = {
@@ -40,7 +41,8 @@ CPU     sums over slices      position  a part alone is not for fista    by_posi
 CPU     nuclear norm          bilinear  weights > few_weights            staircase
 any     no nuclear norm       any       rows x weights <= few_products   fista
 CPU     norms of columns      slices    loops can be compiled            working_set
-CPU     priced (solvers.cost) any       least predicted seconds          fista, staircase or working_set
+CPU     nuclear norms of      slices    least predicted seconds          fista or working_set
+        token slices                    (solvers.cost)
 GPU     nuclear norm          bilinear  weights > few_weights            staircase
 GPU     nuclear norm          any       short side of Z > short_side,    staircase
                                         or gated filters (FNO)
@@ -48,8 +50,19 @@ any     anything with a prox  any       otherwise                        fista
 any     anything else         any       otherwise                        the first solver that serves
 """
 
-HAND_OVER = ("working_set", "staircase", "fista")
-"""Who goes on when a solver stalls under ``solver="auto"``: see :func:`successors`."""
+HAND_OVER = ("staircase", "working_set", "fista")
+"""Who goes on when a solver stalls, or its turn is over, under ``solver="auto"``: see :func:`successors`."""
+
+TURNS = {
+    "nuclear": {"fista": Turn(first=30, recent=20, worth=2)},
+    "nuclear, token slices": {
+        "fista": Turn(first=60, recent=20, worth=3),
+        "working_set": Turn(first=2, recent=2, worth=1),
+    },
+}
+"""By kind of objective and solver, on a CPU: how long a solver goes on where the staircase could take over from its best
+point. Factors are worth their set-up only where the gap falls slowly (small betas, unequal features), and that shows in the
+first iterations; set on the histories of 178 fits (``benchmarks/real/turns.py``)."""
 
 
 @final
@@ -66,8 +79,6 @@ class AutoOptions:
     """Short side of ``Z`` up to which singular-value thresholding on a GPU is cheaper (benchmarks/gpu_heads.py)."""
     dense_entries: int = 1 << 26
     """Entries of ``Z`` up to which low-rank factors that have stalled are handed over to a solver on one tensor."""
-    fista_turn: int = 300
-    """Iterations after which FISTA hands a nuclear norm over to factors: where it takes more the prediction was wrong."""
 
 
 def select(objective: Objective, options: AutoOptions = AutoOptions()) -> str:
@@ -123,14 +134,21 @@ def successors(
     return [solver for solver in others if (fits or solver.uses_factors) and solver.requires(objective) is None]
 
 
-def turn(line: list[Solver], objective: Objective, options: AutoOptions = AutoOptions()) -> int | None:
-    """Return the iterations after which the first of ``line`` hands over to the second though it has not stalled.
+def turn_of(line: list[Solver], objective: Objective) -> Turn | None:
+    """Return how long the first of ``line`` goes on before the second takes over without a stall; None: for ever."""
+    if objective.like.is_cuda or [solver.name for solver in line[1:2]] != ["staircase"]:
+        return None
+    return TURNS.get(kind(objective), {}).get(line[0].name)
 
-    Only FISTA does, on a CPU, where a prediction chose it (:mod:`convexformer.solvers.cost`) and factors come next.
-    """
-    names = [solver.name for solver in line[:2]]
-    predicted = not objective.like.is_cuda and kind(objective) == "nuclear"
-    return options.fista_turn if predicted and names == ["fista", "staircase"] else None
+
+def resumed(first: Solver, objective: Objective, seen: str) -> Solver:
+    """Return who begins from a solution that the solvers ``seen`` have made: who took over there begins here, too."""
+    names = seen.split(", ")
+    taken_over = (
+        len(names) > 1 and names[0] == first.name and TURNS.get(kind(objective), {}).get(first.name) is not None
+    )
+    serves = names[-1] in SOLVERS and SOLVERS[names[-1]].requires(objective) is None
+    return SOLVERS[names[-1]] if taken_over and serves else first
 
 
 def solver_for(name: str, objective: Objective) -> Solver:
@@ -160,8 +178,8 @@ def explain(problem: Objective | HasObjective) -> str:
         seconds = f", predicted {predicted[name]:.2g} s" if missing is None and name in predicted else ""
         lines.append(f"{name:12} {state}{seconds}")
     after = ", then ".join(repr(solver.name) for solver in successors(chosen, objective))
-    own_turn = turn([SOLVERS[chosen], *successors(chosen, objective)], objective)
-    when = "If it stalls" if own_turn is None else f"If it stalls, or after {own_turn} iterations"
+    own_turn = turn_of([SOLVERS[chosen], *successors(chosen, objective)], objective)
+    when = "If it stalls" if own_turn is None else f"If it stalls, or {own_turn}"
     lines += ["", f"{when}, it hands over to {after}."] if after else []
     values = ", ".join(f"{name} = {value:,}" for name, value in vars(AutoOptions()).items())
     if predicted:

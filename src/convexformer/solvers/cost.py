@@ -85,17 +85,12 @@ class Prices:
 PRICED = tuple(field.name for field in fields(Prices))[:-2]
 
 PRICES: dict[str, dict[str, Prices]] = {
-    "nuclear": {
-        "fista": Prices(overhead=0.0033, products=2.7, passes=0.35, outputs=2.6, deepening=0.12),
-        "staircase": Prices(overhead=0.013, passes=9.7, outputs=4.4, thresholds=95, deepening=0.06),
-    },
     "nuclear, token slices": {
-        "fista": Prices(overhead=0.014, passes=4.8, outputs=19, power=0.5),
-        "staircase": Prices(overhead=0.013, passes=29, outputs=35, power=0.25),
-        "working_set": Prices(overhead=0.041, passes=4, outputs=35, thresholds=170, power=0.25),
+        "fista": Prices(overhead=0.0061, outputs=0.61, spectra=0.021, thresholds=290, deepening=0.14),
+        "working_set": Prices(overhead=0.0084, outputs=1.1, spectra=0.0092, thresholds=270, deepening=0.14),
     },
 }
-"""By kind of objective and solver, from 116 fits of ``benchmarks/real/run.py --suite sizes``."""
+"""By kind of objective and solver, from 51 problems and betas of ``benchmarks/real/run.py --suite sizes``."""
 
 EXACT_BLOCKS = ("groups", "groups, squared loss")
 """Kinds that need no prices: working sets are as fast as any other solver, or faster (benchmarks/real/run.py)."""

@@ -22,6 +22,7 @@ from convexformer.operators import BilinearOperator, LowRank
 from convexformer.progress import GapBar
 from convexformer.solvers.checkpoint import Checkpoint
 from convexformer.solvers.status import Record, Status
+from convexformer.solvers.turn import Turn
 from convexformer.weights import Operand, Representer, Weights
 
 Callback = Callable[[Record, Weights], object]
@@ -66,7 +67,8 @@ class Monitor:
         self.status = Status.MAX_ITER
         self._solver = ""
         self._patience, self._least_gain = STALL_CHECKS, 0.0
-        self._turn_ends = max_iter
+        self._turn: Turn | None = None
+        self._turn_over, self._began, self._first_record = False, 0, 0
         self._best: Weights | None = None
         self._best_gap = math.inf
         self._best_primal = math.inf
@@ -83,15 +85,16 @@ class Monitor:
         *,
         patience: int = STALL_CHECKS,
         least_gain: float = 0.0,
-        turn: int | None = None,
+        turn: Turn | None = None,
     ) -> None:
         """Begin to watch a solve of ``objective``, a form of ``whole``; the best point so far is kept.
 
         ``patience`` checks in a row without progress are a stall, a sixth of them in float32. Progress is a gap smaller by
-        1%, or an objective lower by more than rounding and by ``least_gain`` of the gap. ``turn`` is a number of iterations
-        after which another solver is to go on.
+        1%, or an objective lower by more than rounding and by ``least_gain`` of the gap. ``turn`` says after which gap check
+        another solver is to go on.
         """
-        self._turn_ends = self.max_iter if turn is None else self.iteration + turn
+        self._turn, self._turn_over = turn, False
+        self._began, self._first_record = self.iteration, len(self.history)
         self.objective, self.whole, self._solver = objective, whole, solver
         self.status, self._done, self._checks_without_gain = Status.MAX_ITER, False, 0
         self._patience = patience if whole.like.dtype == torch.float64 else max(1, patience // 6)
@@ -124,19 +127,19 @@ class Monitor:
         return self.clock.seconds
 
     def __iter__(self) -> Iterator[int]:
-        while not self._done and self.iteration < min(self.max_iter, self._turn_ends):
+        while not self.done and self.iteration < self.max_iter:
             self.iteration += 1
             yield self.iteration
 
     @property
     def done(self) -> bool:
-        """Whether the solve is to end."""
-        return self._done
+        """Whether the solver is to end, since the solve is, or since another one is to go on."""
+        return self._done or self._turn_over
 
     @property
     def turn_over(self) -> bool:
-        """Whether the solve ended because its turn was over."""
-        return not self._done and self._turn_ends <= self.iteration < self.max_iter
+        """Whether the solver ended because another one is to go on."""
+        return self._turn_over and not self._done and self.iteration < self.max_iter
 
     @property
     def late(self) -> bool:
@@ -167,6 +170,8 @@ class Monitor:
         elif self._checks_without_gain >= self._patience:
             self._stop(Status.STALLED)
         self._show(weights, primal, point.value, relative)
+        if self._turn is not None and not self._done:
+            self._turn_over = self._turn.over(self.history[self._first_record :], self._began, self.tolerance)
         return point
 
     def _weights(self, Z: Operand, at: Evaluation) -> Weights:

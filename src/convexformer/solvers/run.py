@@ -15,11 +15,12 @@ from convexformer.objective import Objective
 from convexformer.operators import LowRank, NeuronOperator, Neurons
 from convexformer.progress import GapBar
 from convexformer.registry import one_of
-from convexformer.solvers.auto import SOLVERS, select, solver_for, successors, turn
+from convexformer.solvers.auto import SOLVERS, resumed, select, solver_for, successors, turn_of
 from convexformer.solvers.base import Solver
 from convexformer.solvers.checkpoint import Checkpoint
 from convexformer.solvers.monitor import FASTER_ELSEWHERE, Callback, Monitor, TimeUp
 from convexformer.solvers.status import Record, Status
+from convexformer.solvers.turn import Turn
 from convexformer.threads import few_threads
 from convexformer.weights import Weights
 
@@ -85,7 +86,7 @@ def minimise(
         try:
             if not objective.like.is_cuda:  # where the time is up before this is done, plain code certifies the start
                 compile_in_time({**objective.loss.kernels, **chosen.kernels(objective)}, lambda: clock.late)
-            _run_line(line, objective, start, monitor, turn(line, objective))
+            _run_line(line, objective, start, monitor, turn_of(line, objective) if solver == "auto" else None)
         except KeyboardInterrupt:
             monitor.status, asked = Status.INTERRUPTED, False
             if not monitor.history:
@@ -99,7 +100,7 @@ def minimise(
 
 
 def _run_line(
-    line: list[Solver], objective: Objective, start: Weights | None, monitor: Monitor, turn: int | None
+    line: list[Solver], objective: Objective, start: Weights | None, monitor: Monitor, turn: Turn | None
 ) -> None:
     """Run the first solver of the line and, where it stalls or its turn is over, the others, from the best point so far.
 
@@ -123,10 +124,14 @@ def _run_line(
         start = monitor.best
 
 
-def pick(name: str, objective: Objective) -> Solver:
-    """Return the solver of that name, ``"auto"`` by the table; raise where it does not serve the objective."""
+def pick(name: str, objective: Objective, seen: str = "") -> Solver:
+    """Return the solver of that name, ``"auto"`` by the table; raise where it does not serve the objective.
+
+    ``seen`` are the solvers behind the solution that the solve starts from.
+    """
     one_of("solver", name, ("auto", *SOLVERS))
-    return solver_for(select(objective) if name == "auto" else name, objective)
+    picked = solver_for(select(objective) if name == "auto" else name, objective)
+    return resumed(picked, objective, seen) if name == "auto" else picked
 
 
 def _formed(solver: Solver, objective: Objective, start: Weights | None) -> Weights:
@@ -154,7 +159,7 @@ def _run(
     monitor: Monitor,
     *,
     last: bool,
-    turn: int | None = None,
+    turn: Turn | None = None,
 ) -> None:
     """Run one solver on the form of the objective that suits it, until it is done, stalls, or the time is up.
 
