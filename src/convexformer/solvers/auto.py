@@ -54,7 +54,7 @@ HAND_OVER = ("staircase", "working_set", "fista")
 """Who goes on when a solver stalls, or its turn is over, under ``solver="auto"``: see :func:`successors`."""
 
 TURNS = {
-    "nuclear": {"fista": Turn(first=30, recent=20, worth=2)},
+    "nuclear": {"fista": Turn(first=30, recent=20, worth=3)},
     "nuclear, token slices": {
         "fista": Turn(first=60, recent=20, worth=3),
         "working_set": Turn(first=2, recent=2, worth=1),
@@ -62,7 +62,7 @@ TURNS = {
 }
 """By kind of objective and solver, on a CPU: how long a solver goes on where the staircase could take over from its best
 point. Factors are worth their set-up only where the gap falls slowly (small betas, unequal features), and that shows in the
-first iterations; set on the histories of 178 fits (``benchmarks/real/turns.py``)."""
+first iterations; set on the histories of 156 fits (``benchmarks/real/turns.py``)."""
 
 
 @final
