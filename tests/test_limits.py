@@ -218,14 +218,16 @@ def test_a_solver_whose_pace_promises_no_end_hands_over(monkeypatch):
 def test_turns_are_judged_by_the_pace_of_the_last_checks():
     turn = Turn(first=30, recent=20, worth=2)
     steady = [Record(k, 0.0, 1.0, 1.0, 0.1 * 10 ** (-k / 30)) for k in range(0, 70, 10)]
-    assert turn.remaining(steady[:4], 1e-4) == pytest.approx(60)
+    assert turn.remaining(steady[:4], 0, 1e-4) == pytest.approx(60)
     assert not turn.over(steady[:3], 0, 1e-4)  # not judged yet
     assert not turn.over(steady[:4], 0, 2e-4)
     assert turn.over(steady[:4], 0, 5e-5)
     assert turn.over([Record(k, 0.0, 1.0, 1.0, 0.1) for k in (0, 10, 20, 30)], 0, 1e-3)  # no pace at all
     late = [record._replace(iteration=record.iteration + 100) for record in steady]
     assert turn.over(late[:4], 100, 5e-5)
-    assert turn.remaining(steady, 1.0) == 0.0
+    assert turn.remaining(steady, 0, 1.0) == 0.0
+    uneven = [Record(k, 0.0, 1.0, 1.0, gap) for k, gap in ((0, 1.0), (40, 0.3), (60, 0.1), (80, 0.02), (100, 0.03))]
+    assert not turn.over(uneven, 0, 1e-3)  # a step that went wrong is no end of progress
     wild = [Record(0, 0.0, 1.0, 1.0, np.inf), Record(30, 0.0, 1.0, 1.0, np.inf)]
     assert turn.over(wild, 0, 1e-3)
 

@@ -22,7 +22,8 @@ class Turn:
     first: int
     """Iterations before the first judgement."""
     recent: int
-    """The pace is that of so many iterations."""
+    """The pace is that of the last half of the iterations, and of so many at least: a gap falls unevenly, after steps of
+    another kind above all."""
     worth: float
     """The solver goes on where the gap, at this pace, is closed within so many times the iterations so far."""
 
@@ -36,14 +37,14 @@ class Turn:
         taken = records[-1].iteration - begin if records else 0
         if taken < self.first:
             return False
-        remaining = self.remaining(records, tolerance)
-        return remaining > self.worth * taken
+        return self.remaining(records, begin, tolerance) > self.worth * taken
 
-    def remaining(self, records: Sequence[Record], tolerance: float) -> float:
+    def remaining(self, records: Sequence[Record], begin: int, tolerance: float) -> float:
         """Return the iterations until the gap meets the tolerance, if its logarithm goes on falling as it did."""
         now = records[-1].iteration
         gap = min(record.relative_gap for record in records)
-        before = [record for record in records if record.iteration <= now - self.recent] or records[:1]
+        since = now - max(self.recent, (now - begin) / 2)
+        before = [record for record in records if record.iteration <= since] or records[:1]
         then = min(record.relative_gap for record in before)
         fallen = math.log(then / gap) if 0 < gap < then < math.inf else 0.0
         if not gap > tolerance:
