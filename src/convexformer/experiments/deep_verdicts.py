@@ -24,19 +24,14 @@ def tenfold(fast: Run, slow: Run) -> Measured:
     A slow model that did not arrive needs more than it was given: if that is ten times as many already, it is settled.
     """
     ours, theirs = median(fast.iterations_to()), median(slow.iterations_to())
-    given = float(slow.history.iteration[-1])
-    enough = np.isfinite(ours) and not np.isfinite(theirs) and given >= TENFOLD * ours
-    verdict = Verdict.NO
-    if enough or TENFOLD * ours <= theirs:
-        verdict = Verdict.YES if np.isfinite(ours) else Verdict.NO
-    elif ours < theirs:
-        verdict = Verdict.PARTLY
-    text = f"{arrival(fast)} against {arrival(slow)}: "
-    if np.isfinite(ours) and not np.isfinite(theirs):
-        text += f"more than {given / ours:.1f}x" if given > ours else "undecided"
-    else:
-        text += ratio(theirs, ours)
-    return Measured(text, verdict, settled=bool(enough))
+    least = min(theirs, float(slow.history.iteration[-1]))
+    text = f"{arrival(fast)} against {arrival(slow)}"
+    if not np.isfinite(ours):
+        return Measured(text, Verdict.NO)
+    text += f": {'' if np.isfinite(theirs) else 'more than '}{ratio(least, ours)}"
+    if TENFOLD * ours <= least:
+        return Measured(text, Verdict.YES, settled=True)
+    return Measured(text, Verdict.PARTLY if ours < least else Verdict.NO if np.isfinite(theirs) else Verdict.OPEN)
 
 
 def arrival(run: Run, part: str = "test") -> str:
