@@ -72,10 +72,11 @@ class TrainedStacks:
         seeds: int | None = None,
         budget: int | None = None,
         quick_seeds: int = 2,
+        quick_preset: str = "tuned",
     ) -> TrainedStacks:
         """Begin a study; a full run has all presets and five seeds, a quick one fewer."""
         presets = EXPERIMENTS[name].presets
-        chosen = ("tuned" if quick else "all") if preset is None else one_of("preset", preset, presets)
+        chosen = (quick_preset if quick else "all") if preset is None else one_of("preset", preset, presets)
         every_one = tuple(each for each in presets if each != "all")
         study = Study.begin(name, title, output, quick, console)
         count = (quick_seeds if quick else FULL_SEEDS) if seeds is None else seeds

@@ -22,6 +22,7 @@ def moduli(stacks: TrainedStacks) -> None:
         task = modular_division(p)
         for key, quick in MODELS.items():
             stacks.train(_name(key, p), recipe(key).but(f"{recipe(key).label}, mod {p}"), task, quick=quick)
+        stacks.certify(_name("convex-1", p), task)
     for opponent, label in (("paper-softmax-1", "of Power et al."), ("softmax-1", "tuned")):
         for depth in (1, 2):
             keys = tuple(_name(key, p) for p in chosen for key in (f"convex-{depth}", opponent))

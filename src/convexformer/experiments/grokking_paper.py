@@ -50,6 +50,7 @@ def paper(stacks: TrainedStacks, task: SymbolTask) -> None:
     for key, each in recipes.items():
         if key not in stacks.runs:
             stacks.train(key, each, task, quick=QUICK[key])
+    stacks.certify("convex-1-slow", task)
     for depth in (1, 2):
         _scale_of_grokking(stacks, depth)
     _against_power(stacks)

@@ -41,6 +41,7 @@ def report(stacks: TrainedStacks, task: SymbolTask) -> None:
     """Train the three models as printed; iterations as in figure 1, epochs and seconds as in table 1."""
     for key, each in report_recipes().items():
         stacks.train(key, each, task, quick=QUICK[key])
+    stacks.certify(CONVEX, task)
     source = "Fisher et al., figure 1"
     stacks.find(
         source,

@@ -43,6 +43,7 @@ def scale(stacks: TrainedStacks, task: SymbolTask) -> None:
             f"scale {name}", base.but(f"softmax, L=1, {name}", **changes), task, quick=QUICK, iterations=ITERATIONS
         )
     names = tuple(decays)
+    stacks.certify(names[0], task)
     stacks.find(
         "this library",
         "less weight decay delays generalisation in proportion: half the decay, about twice the iterations (decay 1 to 0.3)",

@@ -54,6 +54,7 @@ def run(
         recipes = report_recipes()
         for key in REPORT:
             stacks.train(key, recipes[key], task, quick=QUICK[key])
+        stacks.certify("report-convex", task)
         _report(stacks)
         stacks.draw_learning("report.png", "the settings of Fisher et al. (their figure 2)", REPORT, chance=zero)
     stacks.study.draw(figures.iterations, "iterations.png", "iterations to 99%, and the grokking gap", stacks.rows())

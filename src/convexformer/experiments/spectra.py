@@ -21,8 +21,8 @@ from convexformer.experiments.study import Verdict
 POINTS = ("start", "learning", "memorised", "rising", "generalised", "end")
 TUNED_ITERATIONS = 600
 REPORT_ITERATIONS = 40_000  # three to four times what the kernel model needs to generalise on division
-# iterations in a quick run: the kernel model memorises division after about 9,000 and generalises after 12,000
-QUICK_REPORT = {"division": {CONVEX: 15_000, KERNEL: 15_000}, "periodicity": {CONVEX: 4000, KERNEL: 4000}}
+# iterations in a quick run, 0 leaves a model out: division is generalised after about 22,000 and, with the map, 12,000
+QUICK_REPORT = {"division": {CONVEX: 25_000, KERNEL: 18_000}, "periodicity": {CONVEX: 0, KERNEL: 0}}
 QUICK_TUNED = 400
 EVERY = {"tuned": 10, "report": 250}  # iterations between records
 PAST = 1.25  # "past generalisation": the end is at this many times the iterations of 99% test accuracy, or later
@@ -37,9 +37,14 @@ def run(
     seeds: int | None = None,
     budget: int | None = None,
 ) -> dict[str, Any]:
-    """Run the experiment; write figures, summary, ``results.json`` and ``config.json`` to ``output``."""
+    """Run the experiment; write figures, summary, ``results.json`` and ``config.json`` to ``output``.
+
+    A quick run has the preset ``report`` alone, one seed, and division alone.
+    """
     title = "Spectra of the weights over training"
-    stacks = TrainedStacks.begin("spectra", title, output, quick, preset, console, seeds, budget, quick_seeds=1)
+    stacks = TrainedStacks.begin(
+        "spectra", title, output, quick, preset, console, seeds, budget, quick_seeds=1, quick_preset="report"
+    )
     division, period = modular_division(97), periodicity(97)
     if "tuned" in stacks.presets or "paper" in stacks.presets:
         _tuned(stacks, "division", division, ("convex-2", "convex-4"))
@@ -60,7 +65,10 @@ def run(
                     iterations=REPORT_ITERATIONS,
                 )
             keys = tuple(f"{name} {key}" for key in (CONVEX, KERNEL))
-            _draw(stacks, keys, ("Z1", "Z2"), f"report_{name}", f"figure {figure} of Fisher et al.: {task.name}")
+            if all(key in stacks.runs for key in keys):
+                _draw(stacks, keys, ("Z1", "Z2"), f"report_{name}", f"figure {figure} of Fisher et al.: {task.name}")
+            if name == "division":
+                stacks.certify(keys[0], task)
             _convex_claims(stacks, f"Fisher et al., figure {figure}", keys[0])
             _kernel_claims(stacks, f"Fisher et al., figure {figure}", keys[1])
     return stacks.finish()
