@@ -13,7 +13,7 @@ from convexformer.experiments import deep_figures as figures
 from convexformer.experiments.deep_study import Measured, TrainedStacks, every, steps, worst
 from convexformer.experiments.deep_verdicts import depth_helps_convex_only, lower_test_loss, tenfold
 from convexformer.experiments.grokking_moduli import moduli
-from convexformer.experiments.grokking_paper import paper
+from convexformer.experiments.grokking_paper import paper, printed
 from convexformer.experiments.grokking_report import report
 from convexformer.experiments.grokking_scale import scale
 
@@ -46,6 +46,8 @@ def run(
         _tuned(stacks, task)
     if "paper" in stacks.presets:
         paper(stacks, task)
+    if "printed" in stacks.presets:
+        printed(stacks, task)
     if "moduli" in stacks.presets:
         moduli(stacks)
     if "scale" in stacks.presets:

@@ -20,7 +20,7 @@ from convexformer.experiments.study import Verdict
 
 POINTS = ("start", "learning", "memorised", "rising", "generalised", "end")
 TUNED_ITERATIONS = 600
-REPORT_ITERATIONS = 40_000  # three to four times what the kernel model needs to generalise on division
+REPORT_ITERATIONS = 30_000  # past the generalisation of both models on division
 # iterations in a quick run, 0 leaves a model out: division is generalised after about 22,000 and, with the map, 12,000
 QUICK_REPORT = {"division": {CONVEX: 25_000, KERNEL: 18_000}, "periodicity": {CONVEX: 0, KERNEL: 0}}
 QUICK_TUNED = 400
