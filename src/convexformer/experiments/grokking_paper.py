@@ -49,11 +49,16 @@ def paper(stacks: TrainedStacks, task: SymbolTask) -> None:
         if key not in stacks.runs:
             stacks.train(key, each, task, quick=QUICK[key])
     stacks.certify("convex-1-slow", task)
+    paper_claims(stacks)
+    shown = tuple(key for key in QUICK if key not in ("convex-1", PAST))
+    stacks.draw_learning("paper.png", "the softmax transformer of Power et al., and convex stacks", shown)
+
+
+def paper_claims(stacks: TrainedStacks) -> None:
+    """Figures 4 and 5 of Ergen et al. at the scale of Power et al."""
     for depth in (1, 2):
         _scale_of_grokking(stacks, depth)
     _against_power(stacks)
-    shown = tuple(key for key in QUICK if key not in ("convex-1", PAST))
-    stacks.draw_learning("paper.png", "the softmax transformer of Power et al., and convex stacks", shown)
 
 
 def printed(stacks: TrainedStacks, task: SymbolTask) -> None:
@@ -61,6 +66,12 @@ def printed(stacks: TrainedStacks, task: SymbolTask) -> None:
     for key, quick in PRINTED.items():
         stacks.train(key, recipe(key), task, quick=quick)
     stacks.certify("paper-fixed-1", task)
+    printed_claims(stacks)
+    stacks.draw_learning("printed.png", "equation (12) as printed", tuple(PRINTED))
+
+
+def printed_claims(stacks: TrainedStacks) -> None:
+    """Whether equation (12) as printed, and the convex problem itself, generalise."""
     stacks.find(
         "Ergen et al., equation (12)",
         "gates as printed (rank one, all channels), at the learning rate of Power et al.: generalises",
@@ -73,7 +84,6 @@ def printed(stacks: TrainedStacks, task: SymbolTask) -> None:
         ("paper-fixed-1",),
         _generalise,
     )
-    stacks.draw_learning("printed.png", "equation (12) as printed", tuple(PRINTED))
 
 
 def _scale_of_grokking(stacks: TrainedStacks, depth: int) -> None:

@@ -57,9 +57,9 @@ def run(
                 curves.setdefault(label, {})[share] = stacks.runs[name].history.test_accuracy.max(0)
     stacks.certify(_name("mod15-convex-2", 0.5 if half else 0.8), task, beta_ratio=1e-3)
     if half:
-        _figure_6(stacks)
+        figure_6(stacks)
         stacks.draw_learning("half.png", "50% of the pairs for training (figure 6)", RECIPES, chance=1 / 15)
-    _by_share(stacks, tuple(share for share in fractions if not quick or share in QUICK_FRACTIONS))
+    by_share(stacks, tuple(share for share in fractions if not quick or share in QUICK_FRACTIONS))
     stacks.study.draw(
         figures.fractions,
         "fractions.png",
@@ -75,7 +75,8 @@ def run(
     return stacks.finish()
 
 
-def _figure_6(stacks: TrainedStacks) -> None:
+def figure_6(stacks: TrainedStacks) -> None:
+    """Half of the pairs for training."""
     source = "Ergen et al., figure 6"
     one, four = ("mod15-convex-1", "mod15-softmax-1"), ("mod15-convex-4", "mod15-softmax-4")
     stacks.find(source, "one layer fails to reach 99% test accuracy, in both families", one, _both_fail)
@@ -93,7 +94,8 @@ def _figure_6(stacks: TrainedStacks) -> None:
     )
 
 
-def _by_share(stacks: TrainedStacks, shares: tuple[float, ...]) -> None:
+def by_share(stacks: TrainedStacks, shares: tuple[float, ...]) -> None:
+    """What share of the pairs is enough."""
     for share in shares:
         stacks.find(
             "this library",

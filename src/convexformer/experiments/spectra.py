@@ -69,8 +69,8 @@ def run(
                 _draw(stacks, keys, ("Z1", "Z2"), f"report_{name}", f"figure {figure} of Fisher et al.: {task.name}")
             if name == "division":
                 stacks.certify(keys[0], task)
-            _convex_claims(stacks, f"Fisher et al., figure {figure}", keys[0])
-            _kernel_claims(stacks, f"Fisher et al., figure {figure}", keys[1])
+            convex_claims(stacks, f"Fisher et al., figure {figure}", keys[0])
+            kernel_claims(stacks, f"Fisher et al., figure {figure}", keys[1])
     return stacks.finish()
 
 
@@ -81,12 +81,17 @@ def _tuned(stacks: TrainedStacks, name: str, task: SymbolTask, keys: tuple[str, 
         stacks.train(row, recipe(key), task, quick=QUICK_TUNED, **changes)
         label, layers = f"{stacks.recipes[row].label}, {task.name}", tuple(stacks.runs[row].history.spectra)
         _draw(stacks, (row,), layers, f"{name}_{key}", label)
-        stacks.find(
-            "this library",
-            f"{label}: generalises, and no layer's effective rank falls below half of its start",
-            (row,),
-            lambda run, layers=layers: _without_collapse(run, layers),
-        )
+        tuned_claim(stacks, row, label, layers)
+
+
+def tuned_claim(stacks: TrainedStacks, row: str, label: str, layers: tuple[str, ...]) -> None:
+    """Claim that a tuned stack generalises without a collapse."""
+    stacks.find(
+        "this library",
+        f"{label}: generalises, and no layer's effective rank falls below half of its start",
+        (row,),
+        lambda run: _without_collapse(run, layers),
+    )
 
 
 @final
@@ -110,7 +115,7 @@ class Change:
         return Measured(text, every(int(right.sum()), len(right)), settled=last == "memorised" and _memorised(run))
 
 
-def _convex_claims(stacks: TrainedStacks, source: str, key: str) -> None:
+def convex_claims(stacks: TrainedStacks, source: str, key: str) -> None:
     """Section 7 of Fisher et al. on the convex model without the kernel map, in order."""
     claims = {
         "the first layer's singular values grow in magnitude and spread while memorising": Change(
@@ -130,7 +135,7 @@ def _convex_claims(stacks: TrainedStacks, source: str, key: str) -> None:
         stacks.find(source, f"convex: {claim}", (key,), measure, whole=measure.points[1] == "end")
 
 
-def _kernel_claims(stacks: TrainedStacks, source: str, key: str) -> None:
+def kernel_claims(stacks: TrainedStacks, source: str, key: str) -> None:
     """Section 7 of Fisher et al. on the model with the kernel map, in order."""
     claims: dict[str, Callable[[Run], Measured]] = {}
     for layer, place in (("Z1", "first"), ("Z2", "second")):
