@@ -200,6 +200,22 @@ def test_penalties_shrink_what_they_name():
     assert bool(ridge.model.ridge() < plain.model.ridge())
 
 
+def test_adam_puts_the_decay_into_the_gradient():
+    def weights(**options):
+        return deep.train(BUILDERS["convex"](), TASK, SHORT, iterations=20, **options).model.Z[0].detach()
+
+    without = [weights(optimizer=name, weight_decay=0.0) for name in ("adam", "adamw")]
+    torch.testing.assert_close(*without)
+    # the l2 term is rescaled with the gradient: at decay 10 it is all that Adam sees, a step of the learning rate each time
+    start, steps = BUILDERS["convex"]().Z[0].detach(), 20 - (SHORT.warmup - 1) / 2
+    adam, adamw = (weights(optimizer=name, weight_decay=10.0) for name in ("adam", "adamw"))
+    large = start.abs() > 3 * SHORT.learning_rate * steps
+    assert bool(large.any())
+    moved = (start - adam)[large] * start[large].sign()
+    torch.testing.assert_close(moved, torch.full_like(moved, SHORT.learning_rate * steps), rtol=0.05, atol=0.0)
+    assert bool((adam - adamw).abs().max() > SHORT.learning_rate)
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -210,6 +226,7 @@ def test_penalties_shrink_what_they_name():
         ({"weight_decay": -1.0}, "weight_decay=-1.0"),
         ({"target": 2.0}, "target=2.0"),
         ({"penalty": "grup"}, "Did you mean 'group'"),
+        ({"optimizer": "adamx"}, "Did you mean 'adam'"),
         ({"beta": 1.0}, "without a penalty"),
         ({"spectra_every": 15}, "no multiple"),
         ({"train_fraction": 1.0}, "train=1.0"),

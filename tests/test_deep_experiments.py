@@ -9,9 +9,11 @@ from rich.console import Console
 import test_margin_experiment as margin
 from convexformer import deep
 from convexformer.data import modular_division
-from convexformer.experiments import deep_study, grokking, mod15, periodicity, spectra
+from convexformer.data import periodicity as make_periodicity
+from convexformer.experiments import deep_costs, deep_study, grokking, grokking_moduli, mod15, periodicity, spectra
 from convexformer.experiments.study import Verdict
 
+CLAIM_KEYS = {"source", "claim", "predicted", "measured", "verdict", "holds", "budget"}
 NAMES = ("grokking", "mod15", "periodicity", "spectra")
 
 
@@ -19,30 +21,34 @@ NAMES = ("grokking", "mod15", "periodicity", "spectra")
 def tiny(monkeypatch):
     """The same programs on a smaller task, for few iterations."""
     train = deep_study.train
-    shorter = {"iterations": 40, "evaluate_every": 10, "max_time": None}
 
     def few(model, task, training, device):
         every = None if training.spectra_every is None else 10
-        return train(model, task, training.but(**shorter, spectra_every=every), device="cpu")
+        return train(model, task, training.but(iterations=40, evaluate_every=10, spectra_every=every), device="cpu")
 
     monkeypatch.setattr(deep_study, "train", few)
-    small = modular_division(11)
-    for module in (grokking, mod15, spectra):
+    monkeypatch.setattr(deep_costs, "STEPS", 2)
+    small, other = modular_division(11), make_periodicity(11)
+    for module in (grokking, grokking_moduli, mod15, spectra):
         monkeypatch.setattr(module, "modular_division", lambda p: small)
     for module in (periodicity, spectra):
-        monkeypatch.setattr(module, "periodicity", lambda p: small)
+        monkeypatch.setattr(module, "periodicity", lambda p: other)
 
 
 @pytest.mark.parametrize(
-    ("name", "preset"), [("grokking", "all"), ("mod15", "paper"), ("periodicity", "all"), ("spectra", "report")]
+    ("name", "preset"), [("grokking", "all"), ("mod15", "paper"), ("periodicity", "all"), ("spectra", "all")]
 )
 def test_a_run_writes_figures_summary_results_and_config(tiny, tmp_path, name, preset):
     done = margin.invoke("experiment", name, "--quick", "--preset", preset, "--json", "-o", tmp_path)
-    assert done.exit_code == 0, done.output
     report = json.loads(done.stdout)
     assert report["certified"]
-    assert report["findings"]
-    assert {each["verdict"] for each in report["findings"]} <= {verdict.value for verdict in Verdict}
+    verdicts = [each["verdict"] for each in report["claims"]]
+    assert report["untested"] == verdicts.count("not tested") > 0
+    assert done.exit_code == 4, done.output
+    assert set(verdicts) <= {verdict.value for verdict in Verdict}
+    assert all(each.keys() == CLAIM_KEYS for each in report["claims"])
+    assert len({(each["source"], each["claim"]) for each in report["claims"]}) == len(verdicts)
+    assert report["config"] == json.loads((tmp_path / "config.json").read_text())
     summary = (tmp_path / "summary.md").read_text()
     for file in report["figures"]:
         assert (tmp_path / file).stat().st_size > 10_000
@@ -56,19 +62,55 @@ def test_a_run_writes_figures_summary_results_and_config(tiny, tmp_path, name, p
     assert deep.Training(**{**first["training"], "betas": tuple(first["training"]["betas"])}).iterations > 0
 
 
-def test_a_quick_run_stopped_by_the_clock_refutes_nothing(tmp_path):
-    stacks = deep_study.TrainedStacks.begin("grokking", "a title", tmp_path, True, "tuned", Console(quiet=True))
-    task = modular_division(11)
-    stacks.train("convex-1", deep.recipe("convex-1"), task, max_time=1e-9)
-    stacks.study.find("a paper", "a claim", "nothing", Verdict.NO)
-    assert stacks.finish()["findings"][0]["verdict"] == "not tested"
-    assert "stopped by the clock" in (tmp_path / "summary.md").read_text()
+@pytest.fixture
+def stacks(tmp_path):
+    return deep_study.TrainedStacks.begin("grokking", "a title", tmp_path, True, "tuned", Console(quiet=True))
 
 
-def test_an_unknown_preset_and_a_preset_where_there_is_none_are_bad_input(tmp_path):
+@pytest.mark.parametrize(
+    ("limit", "settled", "verdict"),
+    [(20, False, "not tested"), (20, True, "not reproduced"), (None, False, "not reproduced")],
+)
+def test_a_budget_below_the_full_one_refutes_only_what_is_settled(stacks, limit, settled, verdict):
+    recipe = deep.recipe("convex-1").but(iterations=30)
+    stacks.train("convex-1", recipe, modular_division(11), quick=limit)
+    stacks.find("a paper", "a claim", ("convex-1",), lambda run: deep_study.Measured("never", Verdict.NO, settled))
+    (claim,) = stacks.finish()["claims"]
+    assert claim["verdict"] == verdict
+    assert claim["budget"] == f"{limit or 30} iterations, 2 seeds"
+    assert ("20 of 30 iterations" in claim["measured"]) == (verdict == "not tested")
+
+
+def test_a_model_left_out_of_a_quick_run_leaves_its_claims_open(stacks):
+    stacks.train("softmax-4", deep.recipe("softmax-4"), modular_division(11), quick=0)
+    stacks.find("a paper", "a claim", ("softmax-4",), lambda run: pytest.fail("there is no run to measure"))
+    result = stacks.finish()
+    assert result["untested"] == 1
+    assert "left out of a quick run: softmax, tuned, L=4" in result["claims"][0]["measured"]
+
+
+def test_seeds_and_budget_come_from_the_command_line(tiny, tmp_path, monkeypatch):
+    short = deep_study.train
+    wanted = []
+    monkeypatch.setattr(
+        deep_study, "train", lambda model, task, training, device: (
+            wanted.append((len(model.seeds), training.iterations)) or short(model, task, training, device)
+        ),
+    )  # fmt: skip
+    words = ("--preset", "report", "--quick", "--seeds", 3, "--budget", 500)
+    done = margin.invoke("experiment", "periodicity", *words, "--json", "-o", tmp_path)
+    assert done.exit_code == 4, done.output
+    assert wanted == [(3, 500)] * 3
+    assert json.loads(done.stdout)["config"]["full_budgets"]["report-convex"] == 300_000
+
+
+def test_options_that_an_experiment_does_not_have_are_bad_input(tmp_path):
     for words, message in (
         (("experiment", "grokking", "--preset", "tunned"), "Did you mean 'tuned'"),
         (("experiment", "implicit-bias", "--preset", "tuned"), "has no presets"),
+        (("experiment", "implicit-bias", "--seeds", "2"), "Leave --seeds out"),
+        (("experiment", "grokking", "--budget", "0"), "expected a positive whole number"),
+        (("experiment", "spectra", "--preset", "moduli"), "unknown preset 'moduli'"),
     ):
         done = margin.invoke(*words, "-o", tmp_path)
         assert done.exit_code == 2
@@ -79,5 +121,9 @@ def test_an_unknown_preset_and_a_preset_where_there_is_none_are_bad_input(tmp_pa
 @pytest.mark.parametrize("name", NAMES)
 def test_the_quick_experiments_end_certified(tmp_path, name):
     done = margin.invoke("experiment", name, "--quick", "--json", "-o", tmp_path)
-    assert done.exit_code == 0, done.output
-    assert json.loads(done.stdout)["certified"]
+    assert done.exit_code in (0, 4), done.output
+    report = json.loads(done.stdout)
+    assert report["certified"]
+    assert (done.exit_code == 4) == (report["untested"] > 0)
+    tested = [each for each in report["claims"] if each["verdict"] != "not tested"]
+    assert len(tested) >= 3

@@ -1,5 +1,7 @@
 """The commands. Exit codes: 0 done and certified, 2 bad input, 3 not certified to the tolerance, 1 an internal error.
 
+``experiment`` ends with 4 when it is done and certified but could not test some claims in its mode, as ``--quick``.
+
 Ctrl-C ends a command with 130, but ``fit`` and ``path`` write the best model, or the part of the path, so far; the exit code
 is then 3 unless that is certified. ``--json`` prints strict JSON: infinity and NaN are the strings "inf", "-inf" and "nan".
 Nothing heavy is imported before a command runs, so that help need not wait for it.
@@ -112,12 +114,19 @@ def experiment(
     ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Smaller and shorter: under two minutes.")] = False,
     preset: Annotated[
-        str | None, typer.Option(help="tuned, paper, report or all, where an experiment has them.")
+        str | None, typer.Option(help="tuned, paper, report or all, where an experiment has them; grokking has more.")
+    ] = None,
+    seeds: Annotated[int | None, typer.Option(help="Models trained of each kind, where an experiment trains.")] = None,
+    budget: Annotated[
+        int | None, typer.Option(help="Iterations that no model may exceed, where an experiment trains.")
     ] = None,
     data: Annotated[str | None, typer.Option(help="File of activations, for student-teacher.")] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Run an experiment of the papers: figures, summary.md, results.json and the exact config.json.
+
+    Exit codes: 0 done and certified, 2 bad input, 3 not certified, 4 done and certified, but some claims could not be tested
+    in this mode or budget (the summary says which and why).
 
     Example: [bold]convexformer experiment implicit-bias --quick --output runs/implicit-bias[/]
     """
@@ -129,11 +138,13 @@ def experiment(
     with user_errors():
         entry = experiment_of(name)
         folder = output or Path("runs") / name
-        options = entry.options(preset, data)
+        options = entry.options(preset, data, seeds, budget)
         result = entry.load()(folder, quick=quick, console=Console(stderr=True) if as_json else out, **options)
     if as_json:
         print_json(result)
-    raise typer.Exit(Exit.DONE if result["certified"] else Exit.NOT_CERTIFIED)
+    if not result["certified"]:
+        raise typer.Exit(Exit.NOT_CERTIFIED)
+    raise typer.Exit(Exit.UNTESTED if result.get("untested", 0) else Exit.DONE)
 
 
 @app.command()

@@ -32,6 +32,7 @@ class Exit(IntEnum):
     DONE = 0
     BAD_INPUT = 2
     NOT_CERTIFIED = 3
+    UNTESTED = 4  # an experiment is done, but this mode or budget left some claims open
     INTERRUPTED = 130  # Ctrl-C before there was anything to keep
 
 

@@ -10,23 +10,28 @@ from typing import Any, final
 from convexformer.registry import one_of, unknown
 
 PENALTIES = ("none", "group", "ridge")  # added to the cross-entropy, see :class:`Training`
+OPTIMIZERS = ("adamw", "adam")  # weight decay apart from the gradient, or as an l2 penalty in it
 
 
 @final
 @dataclass(frozen=True)
 class Training:
-    """AdamW on ``mean cross-entropy + penalty`` over minibatches; the mean, not the sum that the convex problems have.
+    """AdamW or Adam on ``mean cross-entropy + penalty`` over minibatches; the mean, not the sum of the convex problems.
 
     ``penalty="group"`` adds ``beta`` times the group norm of theorem 3 (Ergen et al. 2022) and takes the layers out of the
     weight decay; ``"ridge"`` adds ``beta / batch_size`` times the sum of squares (Fisher et al., section 5.2). The learning
     rate rises over ``warmup`` iterations and is then constant.
+
+    ``optimizer="adam"`` puts the weight decay into the gradient (``g + decay * w``, rescaled by Adam with the rest of the
+    gradient); ``"adamw"`` shrinks the weights apart from it. At decay 1 these are different methods: the first minimises
+    ``cross-entropy + |w|^2 / 2``, whose minimum is near zero.
 
     Parameters
     ----------
     iterations : int
         At most so many steps.
     learning_rate, weight_decay, betas : float, float, (float, float)
-        Of AdamW.
+        Of the optimiser.
     warmup : int
         Iterations over which the learning rate rises.
     batch_size : int, optional
@@ -45,6 +50,8 @@ class Training:
         Iterations between records of singular values.
     max_time : float, optional
         Seconds after which training stops.
+    optimizer : {"adamw", "adam"}
+        Where the weight decay enters.
     """
 
     iterations: int = 1000
@@ -63,6 +70,7 @@ class Training:
     spectra_every: int | None = None
     """Iterations between records of singular values; None records none."""
     max_time: float | None = None
+    optimizer: str = "adamw"
 
     def __post_init__(self) -> None:
         for name in ("iterations", "warmup", "evaluate_every"):
@@ -80,6 +88,7 @@ class Training:
         if self.target is not None and not 0 < self.target <= 1:
             raise ValueError(f"target={self.target} was given; expected an accuracy in (0, 1], or None.")
         one_of("penalty", self.penalty, PENALTIES)
+        one_of("optimizer", self.optimizer, OPTIMIZERS)
         if self.penalty == "none" and self.beta > 0:
             raise ValueError(
                 f"beta={self.beta} was given without a penalty; set penalty='group' or 'ridge', or beta=0."

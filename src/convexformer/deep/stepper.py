@@ -28,7 +28,7 @@ class Stepper:
         self.parameters = list(model.parameters())
         self.learning_rate = torch.zeros((), device=X.device)
         self.count = torch.zeros((), device=X.device)  # steps taken; on the device for CUDA graphs
-        self.optimiser = torch.optim.AdamW(
+        self.optimiser = {"adamw": torch.optim.AdamW, "adam": torch.optim.Adam}[training.optimizer](
             self._groups(),
             lr=self.learning_rate,
             betas=training.betas,

@@ -1,7 +1,13 @@
-"""Base of the experiments on trained stacks: models by name, rows of a table, and certified last layers."""
+"""Base of the experiments on trained stacks: models by name, claims with their budgets, certified last layers.
+
+Training ends at the target accuracy or at a budget of iterations, never at a time, so that a verdict does not depend on
+the machine. A quick run, or one with ``budget=``, has smaller budgets than a full one: what a model did not reach there is
+"not tested", unless more iterations could not change the verdict.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, final
@@ -13,13 +19,25 @@ from rich.console import Console
 from convexformer.data import SymbolTask
 from convexformer.data.files import atomic_write
 from convexformer.data.tokens import pick_device
-from convexformer.deep import CertifiedLayer, Outcome, Recipe, Run, certify_last_layer, train
+from convexformer.deep import CertifiedLayer, Recipe, Run, certify_last_layer, train
+from convexformer.experiments import deep_figures as figures
 from convexformer.experiments.document import Document
-from convexformer.experiments.registry import PRESETS
+from convexformer.experiments.registry import EXPERIMENTS
 from convexformer.experiments.study import Study, Verdict
 from convexformer.registry import one_of
 
 LAYER_TOLERANCE = 1e-4  # relative gap to which last layers are solved
+FULL_SEEDS = 5
+
+
+@final
+@dataclass(frozen=True)
+class Measured:
+    """What a claim is compared with. ``settled``: more iterations of a model that stopped early would not change it."""
+
+    text: str
+    verdict: Verdict
+    settled: bool = False
 
 
 @final
@@ -31,8 +49,14 @@ class TrainedStacks:
     presets: tuple[str, ...]
     device: torch.device
     seeds: int
+    budget: int | None = None
+    """Iterations that no model may exceed."""
     runs: dict[str, Run] = field(default_factory=dict)
     recipes: dict[str, Recipe] = field(default_factory=dict)
+    full: dict[str, int] = field(default_factory=dict)
+    """Iterations of each model in a full run."""
+    left_out: dict[str, Recipe] = field(default_factory=dict)
+    """Models that a quick run does without."""
     layers: dict[str, list[CertifiedLayer]] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
 
@@ -45,23 +69,32 @@ class TrainedStacks:
         quick: bool,
         preset: str | None,
         console: Console | None,
+        seeds: int | None = None,
+        budget: int | None = None,
         quick_seeds: int = 2,
     ) -> TrainedStacks:
         """Begin a study; a full run has all presets and five seeds, a quick one fewer."""
-        default = "tuned" if quick else "all"
-        name_of = default if preset is None else one_of("preset", preset, PRESETS)
-        chosen = tuple(each for each in PRESETS if each != "all") if name_of == "all" else (name_of,)
+        presets = EXPERIMENTS[name].presets
+        chosen = ("tuned" if quick else "all") if preset is None else one_of("preset", preset, presets)
+        every_one = tuple(each for each in presets if each != "all")
         study = Study.begin(name, title, output, quick, console)
-        return cls(study, chosen, pick_device("auto"), quick_seeds if quick else 5)
+        count = (quick_seeds if quick else FULL_SEEDS) if seeds is None else seeds
+        return cls(study, every_one if chosen == "all" else (chosen,), pick_device("auto"), count, budget)
 
     @property
     def quick(self) -> bool:
         """Whether this is a quick run."""
         return self.study.quick
 
-    def train(self, key: str, recipe: Recipe, task: SymbolTask, **changes: Any) -> Run:
-        """Train one row of the table."""
+    def train(self, key: str, recipe: Recipe, task: SymbolTask, *, quick: int | None = None, **changes: Any) -> None:
+        """Train one row of the table; ``quick`` is its budget of iterations in a quick run, 0 leaves it out of one."""
         recipe, console = recipe.but(**changes), self.study.console
+        if self.quick and quick == 0:
+            self.left_out[key] = recipe
+            return
+        self.full[key] = recipe.training.iterations
+        limits = [self.full[key], quick if self.quick else None, self.budget]
+        recipe = recipe.but(iterations=min(limit for limit in limits if limit is not None))
         model = recipe.model(task, seeds=self.seeds)
         with console.status(f"{recipe.label}, {task.name}: {self.seeds} seeds on {self.device.type}"):
             run = train(model, task, recipe.training, device=self.device)
@@ -72,7 +105,47 @@ class TrainedStacks:
             f"{self.seeds} seeds, iterations {steps(run.iterations_to())}, best {span(run.history.test_accuracy.max(0))}",
             highlight=False,
         )
-        return run
+
+    def find(self, source: str, claim: str, keys: tuple[str, ...], measure: Callable[..., Measured]) -> None:
+        """Set a claim beside what ``measure`` makes of the runs of these models, and state their budgets.
+
+        The claim is not tested if one of them was left out, or stopped at less than its full budget without all seeds
+        at 99% test accuracy, unless that settles the verdict.
+        """
+        missing = [key for key in keys if key not in self.runs]
+        if missing:
+            why = "left out of a quick run: " + "; ".join(
+                f"{self.left_out[key].label} ({self.left_out[key].training.iterations:,} iterations)" for key in missing
+            )
+            self.study.find(source, claim, why, Verdict.OPEN, budget="none")
+            return
+        found = measure(*(self.runs[key] for key in keys))
+        short = [key for key in keys if self.cut_short(key)]
+        text, verdict = found.text, found.verdict
+        if short and not found.settled:
+            verdict = Verdict.OPEN
+            text += "; stopped before its full budget: " + "; ".join(
+                f"{self.recipes[key].label} at {self.recipes[key].training.iterations:,} of {self.full[key]:,} iterations"
+                for key in short
+            )
+        self.study.find(source, claim, text, verdict, self._budget(keys))
+
+    def draw_learning(self, name: str, caption: str, keys: tuple[str, ...], **options: Any) -> None:
+        """Draw the learning curves of those of these models that were trained."""
+        runs = {self.recipes[key].label: self.runs[key] for key in keys if key in self.runs}
+        self.study.draw(figures.learning, name, caption, runs, title=f"{self.study.title}: {caption}", **options)
+
+    def cut_short(self, key: str) -> bool:
+        """Whether a model had less than its full budget and some seed did not reach 99% test accuracy."""
+        less = self.recipes[key].training.iterations < self.full[key]
+        return less and not bool(np.isfinite(self.runs[key].iterations_to()).all())
+
+    def _budget(self, keys: tuple[str, ...]) -> str:
+        """Write the budgets of models, and the seeds."""
+        limits = {self.recipes[key].label: self.recipes[key].training.iterations for key in keys}
+        same = len(set(limits.values())) == 1
+        text = f"{max(limits.values()):,}" if same else "; ".join(f"{name}: {n:,}" for name, n in limits.items())
+        return f"{text} iterations, {self.seeds} seed{'s' if self.seeds > 1 else ''}"
 
     def certify(self, key: str, task: SymbolTask, **options: Any) -> None:
         """Solve the last layer of a row's model, for its first seed in a quick run, for all seeds in a full one."""
@@ -91,13 +164,9 @@ class TrainedStacks:
     def finish(self) -> dict[str, Any]:
         """Write summary, results, config and curves; return the results."""
         study, seconds = self.study, self.study.seconds
-        self._withhold_untested()
         proofs = [layer for layers in self.layers.values() for layer in layers]
         parts = {
-            "findings": [
-                {"source": each.source, "claim": each.claim, "measured": each.measured, "verdict": each.verdict.value}
-                for each in study.findings
-            ],
+            "claims": [each.record() for each in study.findings],
             "rows": dict(zip(self.runs, self.rows(), strict=True)),
             "last_layers": {key: [layer.summary() for layer in layers] for key, layers in self.layers.items()},
         }
@@ -114,15 +183,6 @@ class TrainedStacks:
         self._print(seconds)
         return result
 
-    def _withhold_untested(self) -> None:
-        """Turn negative verdicts into open ones in a quick run in which a model was stopped by the clock."""
-        if not self.quick or not any(run.outcome is Outcome.MAX_TIME for run in self.runs.values()):
-            return
-        self.study.withhold_refutations()
-        self.notes.append(
-            "Some models of this quick run were stopped by the clock; what they did not reach is not tested."
-        )
-
     def _settings(self) -> dict[str, Any]:
         """Return everything that decides the numbers."""
         return {
@@ -131,6 +191,10 @@ class TrainedStacks:
             "presets": list(self.presets),
             "seeds": list(range(self.seeds)),
             "device": self._device_name(),
+            "threads": torch.get_num_threads(),
+            "budget": self.budget,
+            "full_budgets": self.full,
+            "left_out": {key: recipe.training.iterations for key, recipe in self.left_out.items()},
             "rows": {key: {"task": self.runs[key].task, **recipe.settings()} for key, recipe in self.recipes.items()},
         }
 
@@ -150,12 +214,17 @@ class TrainedStacks:
         page.text(
             f"{'Quick' if self.quick else 'Full'} run, presets {', '.join(self.presets)}, {self.seeds} seeds, "
             f"{self._device_name()}, {seconds:.0f} s. Settings: config.json; all numbers: results.json; curves: "
-            "histories.npz."
+            "histories.npz. Training stops at a budget of iterations, never at a time."
         )
+        if study.untested:
+            page.text(
+                f"{study.untested} of {len(study.findings)} claims were not tested: their models were left out or stopped "
+                "before the budget of a full run. The column of measurements says which; a full run tests them."
+            )
         page.heading("Claims and measurements")
         page.table(
-            ["source", "claim", "measured", "verdict"],
-            [[each.source, each.claim, each.measured, each.verdict.value] for each in study.findings],
+            ["source", "claim", "measured", "verdict", "budget"],
+            [[each.source, each.claim, each.measured, each.verdict.value, each.budget] for each in study.findings],
         )
         page.heading("Models")
         page.table(ROW_HEADER, [self._row(key) for key in self.runs])
@@ -205,6 +274,8 @@ class TrainedStacks:
         for key, layers in self.layers.items():
             gap = max(layer.certificate.relative_gap for layer in layers)
             study.console.print(f"Last layer of {self.recipes[key].label}: certified to a relative gap of {gap:.0e}")
+        if study.untested:
+            study.console.print(f"[yellow]{study.untested} claims were not tested[/] in this mode; exit code 4.")
         study.print_files(seconds, ".html, results.json, config.json")
 
 

@@ -36,18 +36,7 @@ def run(output: Path, *, quick: bool = False, console: Console | None = None) ->
     seconds = study.seconds
     result = study.finish(
         certified=all(each.holds for each in study.findings),
-        parts={
-            "claims": [
-                {
-                    "source": each.source,
-                    "claim": each.claim,
-                    "predicted": each.predicted,
-                    "measured": each.measured,
-                    "holds": each.holds,
-                }
-                for each in study.findings
-            ]
-        },
+        parts={"claims": [each.record() for each in study.findings]},
         figures=[str(file) for file, _ in study.figures],
         page=_page(study, seconds),
         seconds=seconds,

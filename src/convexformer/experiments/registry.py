@@ -1,7 +1,8 @@
 """The experiments by name. Each is a function ``run(output, *, quick, console) -> dict`` that writes a folder.
 
-The result holds ``"certified"``: whether every optimum is certified and, for ``implicit-bias``, every prediction held.
-Those on trained stacks also take a ``preset``; their claims and measurements do not affect ``"certified"``.
+The result holds ``"certified"``: whether every optimum is certified and, for ``implicit-bias``, every prediction held; and
+``"untested"``: how many claims its mode could not test. Those on trained stacks also take a ``preset``, ``seeds`` (how many)
+and a ``budget`` (iterations that no model exceeds); their claims and measurements do not affect ``"certified"``.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from convexformer.registry import one_of, unknown
 
 Run = Callable[..., dict[str, Any]]
 PRESETS = ("tuned", "paper", "report", "all")  # our sweep, Ergen et al., Fisher et al. (a report), all of them
+# division mod 97 also: figure 7 of Ergen et al. over moduli, and what moves the scale of grokking
+GROKKING_PRESETS = ("tuned", "paper", "moduli", "scale", "report", "all")
 
 
 @final
@@ -35,15 +38,25 @@ class Experiment:
         run: Run = getattr(import_module(module), function)
         return run
 
-    def options(self, preset: str | None, data: str | None = None) -> dict[str, str]:
-        """Return the keyword arguments for a preset and a file of data: none where none was given."""
+    def options(
+        self, preset: str | None, data: str | None = None, seeds: int | None = None, budget: int | None = None
+    ) -> dict[str, Any]:
+        """Return the keyword arguments for what was given; those that the experiment does not take are an error."""
         if data is not None and not self.data:
             raise ValueError(f"data={data!r} was given; this experiment has its own data. Leave --data out.")
-        if preset is None:
-            return {} if data is None else {"data": data}
-        if not self.presets:
+        if preset is not None and not self.presets:
             raise ValueError(f"preset={preset!r} was given; this experiment has no presets. Leave --preset out.")
-        return {"preset": one_of("preset", preset, self.presets)}
+        for name, value in (("seeds", seeds), ("budget", budget)):
+            if value is not None and not self.presets:
+                raise ValueError(
+                    f"{name}={value} was given; this experiment trains no stacks of layers. Leave --{name} out."
+                )
+            if value is not None and value < 1:
+                raise ValueError(f"{name}={value} was given; expected a positive whole number.")
+        if preset is not None:
+            one_of("preset", preset, self.presets)
+        given = {"preset": preset, "data": data, "seeds": seeds, "budget": budget}
+        return {name: value for name, value in given.items() if value is not None}
 
 
 EXPERIMENTS: dict[str, Experiment] = {
@@ -54,7 +67,7 @@ EXPERIMENTS: dict[str, Experiment] = {
     "grokking": Experiment(
         "convexformer.experiments.grokking:run",
         "division mod 97, stacks against softmax transformers (Ergen et al. 2022, figures 4, 5, 7; Fisher et al., figure 1)",
-        PRESETS,
+        GROKKING_PRESETS,
     ),
     "mod15": Experiment(
         "convexformer.experiments.mod15:run",

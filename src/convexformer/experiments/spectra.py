@@ -1,9 +1,11 @@
-"""Singular values of the weights over training: figures 3 and 4 of Fisher et al."""
+"""Singular values of the weights over training: figures 3 and 4 and section 7 of Fisher et al."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, final
 
 import numpy as np
 from rich.console import Console
@@ -11,89 +13,174 @@ from rich.console import Console
 from convexformer.data import SymbolTask, modular_division, periodicity
 from convexformer.deep import Run, recipe
 from convexformer.experiments import deep_figures as figures
-from convexformer.experiments.deep_study import TrainedStacks, steps
+from convexformer.experiments.deep_measures import Spectrum, collapses, grows, shrinks
+from convexformer.experiments.deep_study import Measured, TrainedStacks, every
+from convexformer.experiments.grokking_report import CONVEX, KERNEL, report_recipes
 from convexformer.experiments.study import Verdict
 
-SPECTRA_RECIPES = ("report-convex", "report-kernel")
+POINTS = ("start", "learning", "memorised", "rising", "generalised", "end")
+TUNED_ITERATIONS = 600
+REPORT_ITERATIONS = 40_000  # three to four times what the kernel model needs to generalise on division
+# iterations in a quick run: the kernel model memorises division after about 9,000 and generalises after 12,000
+QUICK_REPORT = {"division": {CONVEX: 15_000, KERNEL: 15_000}, "periodicity": {CONVEX: 4000, KERNEL: 4000}}
+QUICK_TUNED = 400
+EVERY = {"tuned": 10, "report": 250}  # iterations between records
+PAST = 1.25  # "past generalisation": the end is at this many times the iterations of 99% test accuracy, or later
 
 
 def run(
-    output: Path, *, quick: bool = False, console: Console | None = None, preset: str | None = None
+    output: Path,
+    *,
+    quick: bool = False,
+    console: Console | None = None,
+    preset: str | None = None,
+    seeds: int | None = None,
+    budget: int | None = None,
 ) -> dict[str, Any]:
     """Run the experiment; write figures, summary, ``results.json`` and ``config.json`` to ``output``."""
-    stacks = TrainedStacks.begin("spectra", "Spectra of the weights over training", output, quick, preset, console)
+    title = "Spectra of the weights over training"
+    stacks = TrainedStacks.begin("spectra", title, output, quick, preset, console, seeds, budget, quick_seeds=1)
     division, period = modular_division(97), periodicity(97)
     if "tuned" in stacks.presets or "paper" in stacks.presets:
         _tuned(stacks, "division", division, ("convex-2", "convex-4"))
         _tuned(stacks, "periodicity", period, ("periodicity-convex-2",))
         stacks.certify("division convex-2", division)
     if "report" in stacks.presets:
-        # table 1 of Fisher et al. ends at about 1,500 epochs of 146 batches; its figures go past generalisation
-        seconds = 15.0 if stacks.quick else 12.0
+        recipes = report_recipes()
         for name, task, figure in (("division", division, "3"), ("periodicity", period, "4")):
-            keys = tuple(f"{name} {key}" for key in SPECTRA_RECIPES)
-            for key, source in zip(keys, SPECTRA_RECIPES, strict=True):
+            for source in (CONVEX, KERNEL):
                 stacks.train(
-                    key, recipe(source), task, spectra_every=500, target=None, max_time=seconds, iterations=40_000
+                    f"{name} {source}",
+                    recipes[source],
+                    task,
+                    quick=QUICK_REPORT[name][source],
+                    evaluate_every=EVERY["report"],
+                    spectra_every=EVERY["report"],
+                    target=None,
+                    iterations=REPORT_ITERATIONS,
                 )
+            keys = tuple(f"{name} {key}" for key in (CONVEX, KERNEL))
             _draw(stacks, keys, ("Z1", "Z2"), f"report_{name}", f"figure {figure} of Fisher et al.: {task.name}")
-            _claims(stacks, figure, *(stacks.runs[key] for key in keys))
+            _convex_claims(stacks, f"Fisher et al., figure {figure}", keys[0])
+            _kernel_claims(stacks, f"Fisher et al., figure {figure}", keys[1])
     return stacks.finish()
 
 
 def _tuned(stacks: TrainedStacks, name: str, task: SymbolTask, keys: tuple[str, ...]) -> None:
     for key in keys:
-        changes = {"spectra_every": 10, "target": None, "iterations": 600}
-        stacks.train(f"{name} {key}", recipe(key), task, **changes)
-        own = stacks.runs[f"{name} {key}"]
-        layers = tuple(own.history.spectra)
-        _draw(
-            stacks, (f"{name} {key}",), layers, f"{name}_{key}", f"{stacks.recipes[f'{name} {key}'].label}, {task.name}"
+        row, every_step = f"{name} {key}", EVERY["tuned"]
+        changes = {"spectra_every": every_step, "target": None, "iterations": TUNED_ITERATIONS}
+        stacks.train(row, recipe(key), task, quick=QUICK_TUNED, **changes)
+        label, layers = f"{stacks.recipes[row].label}, {task.name}", tuple(stacks.runs[row].history.spectra)
+        _draw(stacks, (row,), layers, f"{name}_{key}", label)
+        stacks.find(
+            "this library",
+            f"{label}: generalises, and no layer's effective rank falls below half of its start",
+            (row,),
+            lambda run, layers=layers: _without_collapse(run, layers),
         )
-        _rank_finding(stacks, "this library", f"{stacks.recipes[f'{name} {key}'].label}, {task.name}", own, layers)
 
 
-def _claims(stacks: TrainedStacks, figure: str, convex: Run, kernel: Run) -> None:
-    """The claims of Fisher et al., section 7, in order."""
-    source = f"Fisher et al., figure {figure}"
-    one, two = (convex.history.effective_rank(layer) for layer in ("Z1", "Z2"))
-    stacks.study.find(
-        source,
-        "convex: the second layer's effective rank collapses",
-        f"Z2: {_change(two)}; Z1: {_change(one)}",
-        Verdict.YES if np.median(two[-1]) < 0.7 * np.median(two[0]) else Verdict.NO,
-    )
-    norm = convex.history.spectral_norm("Z2")
-    stacks.study.find(
-        source,
-        "convex: singular values grow while memorising and shrink while generalising",
-        f"spectral norm of Z2: start {np.median(norm[0]):.2f}, largest {np.median(norm.max(0)):.2f}, "
-        f"end {np.median(norm[-1]):.2f}",
-        Verdict.YES if np.median(norm[-1]) < 0.9 * np.median(norm.max(0)) else Verdict.NO,
-    )
-    k1, k2 = (kernel.history.effective_rank(layer) for layer in ("Z1", "Z2"))
-    stacks.study.find(
-        source,
-        "kernel: generalises without a collapse of the effective rank",
-        f"Z1: {_change(k1)}; Z2: {_change(k2)}; 99% test at {steps(kernel.iterations_to())}",
-        _kept(k1, k2) if np.isfinite(kernel.iterations_to()).any() else Verdict.OPEN,
-    )
+@final
+@dataclass(frozen=True)
+class Change:
+    """Measures whether quantities of a layer change as ``holds`` says between two turning points, on every seed."""
+
+    layer: str
+    quantities: tuple[str, ...]
+    points: tuple[str, str]
+    holds: Callable[[np.ndarray, np.ndarray], np.ndarray]
+
+    def __call__(self, run: Run) -> Measured:
+        """Compare the quantities of a run."""
+        spectrum, (first, last) = Spectrum(run, self.layer), self.points
+        pairs = {name: (spectrum.of(name, first), spectrum.of(name, last)) for name in self.quantities}
+        right = np.all([self.holds(*pair) for pair in pairs.values()], axis=0)
+        text = "; ".join(f"{self.layer} {name} {_change(*pair)}" for name, pair in pairs.items())
+        when = " to ".join(f"{np.median(spectrum.iteration(point)):,.0f}" for point in self.points)
+        text += f" from {first} to {last} ({when})"
+        return Measured(text, every(int(right.sum()), len(right)), settled=last == "memorised" and _memorised(run))
 
 
-def _kept(*layers: np.ndarray) -> Verdict:
-    return Verdict.YES if all(np.median(ranks[-1]) > 0.7 * np.median(ranks[0]) for ranks in layers) else Verdict.NO
+def _convex_claims(stacks: TrainedStacks, source: str, key: str) -> None:
+    """Section 7 of Fisher et al. on the convex model without the kernel map, in order."""
+    claims = {
+        "the first layer's singular values grow in magnitude and spread while memorising": Change(
+            "Z1", ("size", "spread"), ("start", "memorised"), grows
+        ),
+        "the second layer's effective rank collapses (below half of its start)": Change(
+            "Z2", ("rank",), ("start", "end"), collapses
+        ),
+        "the second layer's spectral norm jumps, over the median singular value, as training accuracy goes from 10 to 99%": (
+            Change("Z2", ("lead",), ("learning", "memorised"), grows)
+        ),
+        "the second layer's singular values shrink while generalising": Change(
+            "Z2", ("size",), ("rising", "generalised"), shrinks
+        ),
+    }
+    for claim, measure in claims.items():
+        stacks.find(source, f"convex: {claim}", (key,), measure)
 
 
-def _rank_finding(stacks: TrainedStacks, source: str, label: str, run: Run, layers: tuple[str, ...]) -> None:
-    changes = {layer: run.history.effective_rank(layer) for layer in layers}
-    fell = sum(np.median(ranks[-1]) < 0.7 * np.median(ranks[0]) for ranks in changes.values())
-    stacks.study.find(
-        source,
-        f"{label}: generalisation goes with a fall of the effective rank (by 30% or more)",
-        "; ".join(f"{layer}: {_change(ranks)}" for layer, ranks in changes.items())
-        + f"; 99% test at {steps(run.iterations_to())}",
-        Verdict.YES if fell == len(layers) else Verdict.PARTLY if fell else Verdict.NO,
-    )
+def _kernel_claims(stacks: TrainedStacks, source: str, key: str) -> None:
+    """Section 7 of Fisher et al. on the model with the kernel map, in order."""
+    claims: dict[str, Callable[[Run], Measured]] = {}
+    for layer, place in (("Z1", "first"), ("Z2", "second")):
+        claims |= {
+            f"the {place} layer's singular values grow while memorising": Change(
+                layer, ("size",), ("start", "memorised"), grows
+            ),
+            f"the {place} layer's singular values shrink while generalising": Change(
+                layer, ("size",), ("rising", "generalised"), shrinks
+            ),
+            f"the {place} layer's effective rank does not collapse (stays above half of its start)": Change(
+                layer, ("rank",), ("start", "end"), lambda start, end: ~collapses(start, end)
+            ),
+        }
+    claims |= {
+        "the first layer's singular values grow isotropically while memorising (effective rank stays)": _isotropic,
+        "the second layer's effective rank rises after memorising": Change(
+            "Z2", ("rank",), ("memorised", "end"), grows
+        ),
+        "the effective rank of both layers rises as training continues past generalisation": _rises_past,
+        "generalises (99% test accuracy) without a collapse of the effective rank": lambda run: _without_collapse(
+            run, ("Z1", "Z2")
+        ),
+    }
+    for claim, measure in claims.items():
+        stacks.find(source, f"kernel: {claim}", (key,), measure)
+
+
+def _memorised(run: Run) -> bool:
+    return bool(np.isfinite(run.iterations_to(part="train")).all())
+
+
+def _isotropic(run: Run) -> Measured:
+    first = Spectrum(run, "Z1")
+    sizes, ranks = ((quantity("start"), quantity("memorised")) for quantity in (first.size, first.rank))
+    right = grows(*sizes) & ~shrinks(*ranks)
+    text = f"Z1 size {_change(*sizes)}, rank {_change(*ranks)}"
+    return Measured(text, every(int(right.sum()), len(right)), settled=_memorised(run))
+
+
+def _rises_past(run: Run) -> Measured:
+    layers = {layer: Spectrum(run, layer) for layer in ("Z1", "Z2")}
+    pairs = {layer: (each.rank("generalised"), each.rank("end")) for layer, each in layers.items()}
+    right = np.all([grows(*pair) for pair in pairs.values()], axis=0)
+    late = np.all([each.iteration("end") >= PAST * each.iteration("generalised") for each in layers.values()])
+    text = "; ".join(f"{layer} rank {_change(*pair)}" for layer, pair in pairs.items())
+    if not late:
+        return Measured(f"{text}; training ended before {PAST} times the iterations to generalise", Verdict.OPEN)
+    return Measured(text, every(int(right.sum()), len(right)))
+
+
+def _without_collapse(run: Run, layers: tuple[str, ...]) -> Measured:
+    pairs = {layer: tuple(Spectrum(run, layer).rank(point) for point in ("start", "end")) for layer in layers}
+    kept = np.all([~collapses(*pair) for pair in pairs.values()], axis=0)
+    arrived = np.isfinite(run.iterations_to())
+    text = "; ".join(f"{layer}: {_change(*pair)}" for layer, pair in pairs.items())
+    text += f"; 99% test accuracy on {int(arrived.sum())} of {len(arrived)} seeds"
+    return Measured(text, every(int((kept & arrived).sum()), len(kept)))
 
 
 def _draw(stacks: TrainedStacks, keys: tuple[str, ...], layers: tuple[str, ...], name: str, caption: str) -> None:
@@ -105,16 +192,25 @@ def _draw(stacks: TrainedStacks, keys: tuple[str, ...], layers: tuple[str, ...],
         figures.ranks, f"{name}_ranks.png", f"{caption}: effective rank and spectral norm", runs, layers, title=caption
     )
     for key in keys:
-        history = stacks.runs[key].history
-        stacks.study.numbers[key] = {
-            layer: {
-                "iteration": [int(history.spectra_iteration[0]), int(history.spectra_iteration[-1])],
-                "effective_rank": [history.effective_rank(layer)[k].tolist() for k in (0, -1)],
-                "spectral_norm": [history.spectral_norm(layer)[k].tolist() for k in (0, -1)],
-            }
-            for layer in layers
+        run = stacks.runs[key]
+        stacks.study.numbers[key] = {layer: _turning_points(run, layer) for layer in layers}
+
+
+def _turning_points(run: Run, layer: str) -> dict[str, Any]:
+    """Return iteration, effective rank, size, spread and lead at every turning point, a number a seed."""
+    spectrum = Spectrum(run, layer)
+    return {
+        point: {
+            "iteration": spectrum.iteration(point).tolist(),
+            "effective_rank": spectrum.rank(point).tolist(),
+            "spectral_norm": spectrum.at(point)[:, 0].tolist(),
+            "size": spectrum.size(point).tolist(),
+            "spread": spectrum.spread(point).tolist(),
+            "lead": spectrum.lead(point).tolist(),
         }
+        for point in POINTS
+    }
 
 
-def _change(ranks: np.ndarray) -> str:
-    return f"{np.median(ranks[0]):.0f} -> {np.median(ranks[-1]):.0f}"
+def _change(before: np.ndarray, after: np.ndarray) -> str:
+    return f"{np.median(before):.3g} -> {np.median(after):.3g}"

@@ -2,14 +2,14 @@
 
 An experiment begins a :class:`Study`, adds findings and figures, and finishes it with its results. The folder then holds
 the figures, ``config.json`` (all settings that the numbers depend on), ``results.json`` and ``summary.md`` with
-``summary.html``. The ``"certified"`` of the results decides the exit code of the command line.
+``summary.html``. The ``"certified"`` and ``"untested"`` of the results decide the exit code of the command line.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
 from typing import Any, final
@@ -39,13 +39,17 @@ class Verdict(Enum):
 @final
 @dataclass(frozen=True)
 class Finding:
-    """A claim beside what was measured; ``predicted`` is the number that theory gives, where it gives one."""
+    """A claim beside what was measured; ``predicted`` is the number that theory gives, where it gives one.
+
+    ``budget`` says for how many iterations models were trained, at most, where the verdict depends on it.
+    """
 
     source: str
     claim: str
     measured: str
     verdict: Verdict
     predicted: str = ""
+    budget: str = ""
 
     @classmethod
     def of_prediction(cls, source: str, claim: str, predicted: str, measured: str, holds: bool) -> Finding:
@@ -56,6 +60,18 @@ class Finding:
     def holds(self) -> bool:
         """Whether the measurement confirms the claim."""
         return self.verdict is Verdict.YES
+
+    def record(self) -> dict[str, Any]:
+        """Return the entry of the list ``"claims"`` of ``results.json``: the same keys in every experiment."""
+        return {
+            "source": self.source,
+            "claim": self.claim,
+            "predicted": self.predicted,
+            "measured": self.measured,
+            "verdict": self.verdict.value,
+            "holds": self.holds,
+            "budget": self.budget,
+        }
 
 
 @final
@@ -72,6 +88,8 @@ class Study:
     numbers: dict[str, Any] = field(default_factory=dict)
     figures: list[tuple[Path, str]] = field(default_factory=list)
     """Files with their captions, in the order of the summary."""
+    settings: dict[str, Any] = field(default_factory=dict)
+    """What ``config.json`` holds; a part of the results as well."""
     started: float = field(default_factory=time.perf_counter)
 
     @classmethod
@@ -86,15 +104,14 @@ class Study:
         """Seconds since the study began."""
         return time.perf_counter() - self.started
 
-    def find(self, source: str, claim: str, measured: str, verdict: Verdict) -> None:
-        """Set a claim beside what was measured."""
-        self.findings.append(Finding(source, claim, measured, verdict))
+    @property
+    def untested(self) -> int:
+        """How many claims this run could not test."""
+        return sum(each.verdict is Verdict.OPEN for each in self.findings)
 
-    def withhold_refutations(self) -> None:
-        """Turn negative verdicts into open ones."""
-        self.findings = [
-            replace(each, verdict=Verdict.OPEN) if each.verdict is Verdict.NO else each for each in self.findings
-        ]
+    def find(self, source: str, claim: str, measured: str, verdict: Verdict, budget: str = "") -> None:
+        """Set a claim beside what was measured."""
+        self.findings.append(Finding(source, claim, measured, verdict, budget=budget))
 
     def draw(self, figure: Callable[..., Path], name: str, caption: str, *arguments: Any, **options: Any) -> None:
         """Draw a figure into the folder."""
@@ -102,7 +119,8 @@ class Study:
 
     def write_config(self, settings: dict[str, Any]) -> None:
         """Write ``config.json``: the version, the experiment, and all other settings that the numbers depend on."""
-        write_json(self.output / "config.json", {"convexformer": __version__, "experiment": self.name, **settings}, 1)
+        self.settings = {"convexformer": __version__, "experiment": self.name, **settings}
+        write_json(self.output / "config.json", self.settings, 1)
 
     def page(self) -> Document:
         """Begin the summary."""
@@ -113,7 +131,9 @@ class Study:
     ) -> dict[str, Any]:
         """Write ``results.json`` and the summary; return the results. ``parts`` are those of the experiment alone."""
         result = {
+            "config": self.settings,
             "certified": certified,
+            "untested": self.untested,
             **parts,
             "numbers": self.numbers,
             "figures": figures,

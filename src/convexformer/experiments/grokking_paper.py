@@ -1,0 +1,145 @@
+"""Division mod 97 in the settings of Power et al.: figures 4 and 5 of Ergen et al. 2022, and equation (12) as printed."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from convexformer.data import SymbolTask
+from convexformer.deep import Run, recipe
+from convexformer.experiments.deep_study import Measured, TrainedStacks, every
+from convexformer.experiments.deep_verdicts import (
+    accuracies,
+    arrival,
+    beyond,
+    depth_helps_convex_only,
+    lower_test_loss,
+    memorises_first,
+    tenfold,
+)
+
+SOURCE = "Ergen et al., figure 4"
+PRINTED_SCALE = 100_000  # "more than 10^5 iterations to reach perfect generalization in Figure 4b"
+# about 10^3 iterations to 100% training accuracy in figure 4a: the powers of ten that round to it
+MEMORISED_AT = (10**2.5, 10**3.5)
+SLOW_TWO = "convex-2-slow"
+PAST = "convex-2-past"
+# iterations in a quick run; 0 leaves a model out. A full run has those of the recipes
+QUICK = {
+    "convex-1": 300,
+    PAST: 0,
+    "convex-1-slow": 4000,
+    SLOW_TWO: 4000,
+    "convex-1-group": 500,
+    "paper-dense-1": 0,
+    "paper-dense-2": 0,
+    "paper-fixed-1": 0,
+    "paper-softmax-1": 2500,
+    "paper-softmax-2": 0,
+}
+
+
+def paper(stacks: TrainedStacks, task: SymbolTask) -> None:
+    """The settings of Power et al. for softmax; equation (12) as printed, at the usual learning rate of 1e-3."""
+    slow = recipe("convex-1-slow")
+    recipes = {
+        **{key: recipe(key) for key in QUICK if key not in (SLOW_TWO, PAST)},
+        SLOW_TWO: slow.but("convex, learning rate 1e-3, L=2", shape={"depth": 2}),
+        # past 99%, so that test losses can be compared where the softmax transformer arrives
+        PAST: recipe("convex-2").but("convex, tuned, L=2, past 99%", target=None, iterations=4000, evaluate_every=50),
+    }
+    for key, each in recipes.items():
+        if key not in stacks.runs:
+            stacks.train(key, each, task, quick=QUICK[key])
+    for depth in (1, 2):
+        _scale_of_grokking(stacks, depth)
+    _against_power(stacks)
+    stacks.find(
+        "Ergen et al., equation (12)",
+        "gates as printed (rank one, all channels), at the learning rate of Power et al.: generalises",
+        ("paper-dense-1", "paper-dense-2"),
+        _generalise,
+    )
+    stacks.find(
+        "Ergen et al., theorem 3",
+        "the convex problem itself (fixed embedding, one layer) generalises on this task",
+        ("paper-fixed-1",),
+        _generalise,
+    )
+    shown = tuple(key for key in QUICK if key not in ("convex-1", PAST))
+    stacks.draw_learning("paper.png", "as printed: gates of (12), the softmax transformer of Power et al.", shown)
+
+
+def _scale_of_grokking(stacks: TrainedStacks, depth: int) -> None:
+    softmax = (f"paper-softmax-{depth}",)
+    stacks.find(
+        f"Power et al.; {SOURCE}",
+        f"grokking: the softmax transformer learns the training data long before it generalises, L={depth}",
+        softmax,
+        memorises_first,
+    )
+    stacks.find(
+        f"{SOURCE}a",
+        f"the softmax transformer has learned the training data at about 10^3 iterations, L={depth}",
+        softmax,
+        _about_a_thousand,
+    )
+    stacks.find(
+        f"{SOURCE}b",
+        f"the softmax transformer needs more than 10^5 iterations to generalise, L={depth}",
+        softmax,
+        lambda run: beyond(run, PRINTED_SCALE),
+    )
+
+
+def _against_power(stacks: TrainedStacks) -> None:
+    two = PAST if PAST in stacks.runs else "convex-2"
+    if two not in stacks.runs:
+        two = PAST
+    stacks.find(
+        f"{SOURCE}b",
+        "convex reaches perfect generalisation 10x faster than the softmax transformer of Power et al., tuned convex, L=1",
+        ("convex-1", "paper-softmax-1"),
+        tenfold,
+    )
+    stacks.find(
+        f"{SOURCE}b",
+        "convex reaches perfect generalisation 10x faster than the softmax transformer of Power et al., tuned convex, L=2",
+        (two, "paper-softmax-2"),
+        tenfold,
+    )
+    stacks.find(
+        f"{SOURCE}b",
+        "convex reaches perfect generalisation 10x faster at an equal learning rate, 1e-3 (L=1)",
+        ("convex-1-slow", "paper-softmax-1"),
+        tenfold,
+    )
+    stacks.find(
+        f"{SOURCE}c",
+        "convex has the lower test loss at equal iterations than the softmax transformer of Power et al., tuned convex, L=2",
+        (PAST, "paper-softmax-2"),
+        lower_test_loss,
+    )
+    stacks.find(
+        f"{SOURCE}c",
+        "convex has the lower test loss at equal iterations and an equal learning rate, 1e-3 (L=1)",
+        ("convex-1-slow", "paper-softmax-1"),
+        lower_test_loss,
+    )
+    stacks.find(
+        "Ergen et al., figure 5",
+        "a second layer speeds up the convex model substantially and makes no difference to softmax, learning rate 1e-3",
+        ("convex-1-slow", SLOW_TWO, "paper-softmax-1", "paper-softmax-2"),
+        depth_helps_convex_only,
+    )
+
+
+def _about_a_thousand(run: Run) -> Measured:
+    found = run.iterations_to(part="train")
+    near = (found >= MEMORISED_AT[0]) & (found <= MEMORISED_AT[1])
+    text = f"99% training accuracy at {arrival(run, 'train')}"
+    return Measured(text, every(int(near.sum()), len(near)), settled=bool(np.isfinite(found).all()))
+
+
+def _generalise(*runs: Run) -> Measured:
+    arrived = [bool(np.isfinite(run.iterations_to()).all()) for run in runs]
+    return Measured(f"best test accuracy {accuracies(*runs)}", every(sum(arrived), len(arrived)))
