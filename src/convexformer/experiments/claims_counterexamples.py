@@ -21,7 +21,7 @@ from convexformer.problem import Problem
 from convexformer.solving import solve
 
 BINDING = 0.999  # singular values of the gradient above this share of beta may belong to the optimum
-CLEAR = 1e-3  # relative excess that refutes an equivalence
+CLEAR = 1e-4  # relative excess that refutes an equivalence
 
 
 def best_network(problem: Problem, n_heads: int, starts: int = 20) -> float:
