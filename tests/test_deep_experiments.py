@@ -81,6 +81,20 @@ def test_a_budget_below_the_full_one_refutes_only_what_is_settled(stacks, limit,
     assert ("20 of 30 iterations" in claim["measured"]) == (verdict == "not tested")
 
 
+def test_a_claim_about_the_end_of_training_needs_the_whole_budget(stacks, monkeypatch):
+    monkeypatch.setattr(deep.Run, "iterations_to", lambda *_, **__: np.array([10.0, 10.0]))
+    stacks.train("convex-1", deep.recipe("convex-1").but(iterations=30), modular_division(11), quick=20)
+    for whole in (False, True):
+        stacks.find(
+            "a paper",
+            f"whole: {whole}",
+            ("convex-1",),
+            lambda run: deep_study.Measured("all", Verdict.YES),
+            whole=whole,
+        )
+    assert [each["verdict"] for each in stacks.finish()["claims"]] == ["reproduced", "not tested"]
+
+
 def test_a_model_left_out_of_a_quick_run_leaves_its_claims_open(stacks):
     stacks.train("softmax-4", deep.recipe("softmax-4"), modular_division(11), quick=0)
     stacks.find("a paper", "a claim", ("softmax-4",), lambda run: pytest.fail("there is no run to measure"))

@@ -39,6 +39,7 @@ def test_losses_are_compared_at_equal_iterations():
     found = verdicts.lower_test_loss(ours, theirs)  # lower at 10 iterations, higher at 30
     assert found.verdict is Verdict.PARTLY
     assert verdicts.lower_test_loss(theirs, ours).verdict is Verdict.PARTLY
+    assert verdicts.lower_test_loss(ours, ours).text.count("iterations") == 1  # one stop is one comparison
     assert verdicts.lower_test_loss(ours, run_of([0, 0, 0, 1], loss=[4, 3, 3, 3])).verdict is Verdict.YES
 
 
@@ -77,14 +78,12 @@ def test_ten_times_faster(fast, slow, verdict, settled):
     assert (found.verdict, found.settled) == (verdict, settled)
 
 
-def test_depth_that_helps_the_convex_model_only():
+def test_what_a_second_layer_does():
     at = {n: run_of([0] * n + [1]) for n in (2, 4, 5)}
     never = run_of([0, 0])
-    assert verdicts.depth_helps_convex_only(at[4], at[2], at[4], at[5]).verdict is Verdict.YES
-    assert verdicts.depth_helps_convex_only(at[5], at[4], at[4], at[5]).verdict is Verdict.PARTLY
-    assert verdicts.depth_helps_convex_only(at[4], at[2], at[4], at[2]).verdict is Verdict.NO
-    assert verdicts.depth_helps_convex_only(at[4], never, at[4], at[4]).verdict is Verdict.NO
-    assert verdicts.depth_helps_convex_only(at[4], at[4], at[4], at[4]).verdict is Verdict.NO
+    pairs = [(at[4], at[2]), (at[5], at[4]), (at[4], at[4]), (at[4], never)]
+    assert [verdicts.depth_helps(*pair).verdict.name for pair in pairs] == ["YES", "PARTLY", "NO", "NO"]
+    assert [verdicts.depth_makes_no_difference(*pair).verdict.name for pair in pairs] == ["NO", "YES", "YES", "NO"]
 
 
 def test_smoother_is_settled_once_the_other_fell_more():

@@ -71,10 +71,10 @@ class Spectrum:
     def records(self, point: str) -> np.ndarray:
         """``(S,)`` the numbers of the records."""
         history = self.run.history
-        train, test = history.train_accuracy, history.test_accuracy
-        seeds = train.shape[1]
+        seeds = history.test_accuracy.shape[1]
         if point in ("start", "end"):
             return np.full(seeds, 0 if point == "start" else len(history.spectra_iteration) - 1)
+        train, test = history.train_accuracy, history.test_accuracy
         best = test.max(0)
         curve, level = {
             "learning": (train, np.full(seeds, 0.1)),

@@ -72,10 +72,11 @@ class TrainedStacks:
         seeds: int | None = None,
         budget: int | None = None,
         quick_seeds: int = 2,
+        quick_preset: str = "tuned",
     ) -> TrainedStacks:
         """Begin a study; a full run has all presets and five seeds, a quick one fewer."""
         presets = EXPERIMENTS[name].presets
-        chosen = ("tuned" if quick else "all") if preset is None else one_of("preset", preset, presets)
+        chosen = (quick_preset if quick else "all") if preset is None else one_of("preset", preset, presets)
         every_one = tuple(each for each in presets if each != "all")
         study = Study.begin(name, title, output, quick, console)
         count = (quick_seeds if quick else FULL_SEEDS) if seeds is None else seeds
@@ -106,11 +107,19 @@ class TrainedStacks:
             highlight=False,
         )
 
-    def find(self, source: str, claim: str, keys: tuple[str, ...], measure: Callable[..., Measured]) -> None:
+    def find(
+        self,
+        source: str,
+        claim: str,
+        keys: tuple[str, ...],
+        measure: Callable[..., Measured],
+        *,
+        whole: bool = False,
+    ) -> None:
         """Set a claim beside what ``measure`` makes of the runs of these models, and state their budgets.
 
         The claim is not tested if one of them was left out, or stopped at less than its full budget without all seeds
-        at 99% test accuracy, unless that settles the verdict.
+        at 99% test accuracy, unless that settles the verdict. With ``whole`` it needs the full budget in any case.
         """
         missing = [key for key in keys if key not in self.runs]
         if missing:
@@ -120,7 +129,7 @@ class TrainedStacks:
             self.study.find(source, claim, why, Verdict.OPEN, budget="none")
             return
         found = measure(*(self.runs[key] for key in keys))
-        short = [key for key in keys if self.cut_short(key)]
+        short = [key for key in keys if self.cut_short(key, whole)]
         text, verdict = found.text, found.verdict
         if short and not found.settled:
             verdict = Verdict.OPEN
@@ -135,10 +144,10 @@ class TrainedStacks:
         runs = {self.recipes[key].label: self.runs[key] for key in keys if key in self.runs}
         self.study.draw(figures.learning, name, caption, runs, title=f"{self.study.title}: {caption}", **options)
 
-    def cut_short(self, key: str) -> bool:
-        """Whether a model had less than its full budget and some seed did not reach 99% test accuracy."""
+    def cut_short(self, key: str, whole: bool = False) -> bool:
+        """Whether a model had less than its full budget and, unless ``whole``, some seed is below 99% test accuracy."""
         less = self.recipes[key].training.iterations < self.full[key]
-        return less and not bool(np.isfinite(self.runs[key].iterations_to()).all())
+        return less and (whole or not bool(np.isfinite(self.runs[key].iterations_to()).all()))
 
     def _budget(self, keys: tuple[str, ...]) -> str:
         """Write the budgets of models, and the seeds."""

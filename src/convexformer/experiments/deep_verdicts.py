@@ -68,39 +68,39 @@ def in_order(values: list[float]) -> Verdict:
     return Verdict.PARTLY if min(values[:-1]) < values[-1] else Verdict.NO
 
 
-def depth_helps_convex_only(convex_1: Run, convex_2: Run, softmax_1: Run, softmax_2: Run) -> Measured:
-    """Figure 5 of Ergen et al.: a second layer at least halves the iterations of the convex model, and not of the other.
+def depth_helps(one: Run, two: Run) -> Measured:
+    """Figure 5 of Ergen et al., the convex model: a second layer at least halves the iterations; partly: it saves some."""
+    gain, text = _gain(one, two)
+    return Measured(text, Verdict.YES if gain >= SUBSTANTIAL else Verdict.PARTLY if gain > 1 else Verdict.NO)
 
-    Partly: it helps the convex model, and more than the other.
-    """
-    one, two, three, four = (median(each.iterations_to()) for each in (convex_1, convex_2, softmax_1, softmax_2))
-    gains = (one / two if np.isfinite(two) else 0.0), (three / four if np.isfinite(four) else 0.0)
-    text = (
-        f"L=1 to L=2: convex {arrival(convex_1)} to {arrival(convex_2)} ({gains[0]:.1f}x), "
-        f"softmax {arrival(softmax_1)} to {arrival(softmax_2)} ({gains[1]:.1f}x)"
-    )
-    if gains[0] >= SUBSTANTIAL and 1 / SUBSTANTIAL < gains[1] < SUBSTANTIAL:
-        return Measured(text, Verdict.YES)
-    return Measured(text, Verdict.PARTLY if gains[0] > max(1.0 + 1e-9, gains[1]) else Verdict.NO)
+
+def depth_makes_no_difference(one: Run, two: Run) -> Measured:
+    """Figure 5 of Ergen et al., softmax: a second layer changes the iterations by less than a factor of two."""
+    gain, text = _gain(one, two)
+    return Measured(text, Verdict.YES if 1 / SUBSTANTIAL < gain < SUBSTANTIAL else Verdict.NO)
+
+
+def _gain(one: Run, two: Run) -> tuple[float, str]:
+    first, second = median(one.iterations_to()), median(two.iterations_to())
+    gain = first / second if np.isfinite(second) else 0.0
+    return gain, f"L=1 to L=2: {arrival(one)} to {arrival(two)} ({gain:.1f}x as fast)"
 
 
 def lower_test_loss(ours: Run, theirs: Run) -> Measured:
     """Figure 4c of Ergen et al., at equal iterations: where ours has 99% test accuracy, and where theirs has it.
 
-    The second comparison needs ours trained on past 99%; it ends where ours ends. Medians over seeds; yes if ours is lower
-    at both, partly at one. What is best on the way is stated as well.
+    A comparison ends where the shorter training ends, so the second one needs ours trained on past 99%. Medians over seeds;
+    yes if ours is lower at all of them, partly at some. What is best on the way is stated as well.
     """
-    stops = [float(np.nanmax(each.iterations_to())) if _arrived(each) else np.inf for each in (ours, theirs)]
     last = min(float(ours.history.iteration[-1]), float(theirs.history.iteration[-1]))
-    lower, parts = 0, []
-    for stop in (min(stop, last) for stop in stops):
-        mine, other = (float(np.median(loss_at(each, stop))) for each in (ours, theirs))
-        lower += mine < other
-        parts.append(f"at {stop:,.0f} iterations {mine:.3f} against {other:.3f}")
+    stops = {min(last, float(np.max(each.iterations_to()))) if _arrived(each) else last for each in (ours, theirs)}
+    pairs = {stop: [float(np.median(loss_at(each, stop))) for each in (ours, theirs)] for stop in sorted(stops)}
     best = [float(np.median(best_test_loss(each, last))) for each in (ours, theirs)]
-    text = f"{'; '.join(parts)}; best so far {best[0]:.3f} against {best[1]:.3f}"
-    verdict = (Verdict.NO, Verdict.PARTLY, Verdict.YES)[lower]
-    return Measured(text, verdict)
+    text = "; ".join(
+        f"at {stop:,.0f} iterations {mine:.3f} against {other:.3f}" for stop, (mine, other) in pairs.items()
+    )
+    lower = sum(mine < other for mine, other in pairs.values())
+    return Measured(f"{text}; best so far {best[0]:.3f} against {best[1]:.3f}", every(lower, len(pairs)))
 
 
 def smoother(ours: list[Run], theirs: Run) -> Measured:

@@ -17,12 +17,12 @@ from convexformer.experiments.study import Verdict
 
 BASE = "paper-softmax-1"
 ITERATIONS = 100_000  # the scale of figure 4b
-DECAYS = (1.0, 0.3, 0.1, 0.0)
+DECAYS = (1.0, 0.3, 0.1)
 OTHERS: dict[str, dict[str, Any]] = {
     "batches of 128 instead of 512": {"batch_size": 128},
     "width 64 instead of 128": {"shape": {"width": 64}},
 }
-QUICK = 1000  # iterations in a quick run: enough to memorise
+QUICK = 2000  # iterations in a quick run, which leaves out the smaller decays: they need more
 
 
 def scale(stacks: TrainedStacks, task: SymbolTask) -> None:
@@ -34,7 +34,7 @@ def scale(stacks: TrainedStacks, task: SymbolTask) -> None:
             key,
             base.but(f"softmax, L=1, decay {decay:g}"),
             task,
-            quick=QUICK,
+            quick=QUICK if decay == DECAYS[0] else 0,
             weight_decay=decay,
             iterations=ITERATIONS,
         )
@@ -43,18 +43,14 @@ def scale(stacks: TrainedStacks, task: SymbolTask) -> None:
             f"scale {name}", base.but(f"softmax, L=1, {name}", **changes), task, quick=QUICK, iterations=ITERATIONS
         )
     names = tuple(decays)
-    stacks.find(
-        "this library",
-        "less weight decay delays generalisation in proportion: half the decay, about twice the iterations (decay 1 to 0.3)",
-        names[:2],
-        lambda one, less: _delayed(one, less, DECAYS[0] / DECAYS[1]),
-    )
-    stacks.find(
-        "this library",
-        "without weight decay the softmax transformer needs more than ten times the iterations of decay 1",
-        (names[0], names[-1]),
-        _tenfold_delay,
-    )
+    stacks.certify(names[0], task)
+    for name, decay in list(decays.items())[1:]:
+        stacks.find(
+            "this library",
+            f"less weight decay delays generalisation in proportion, to a factor of two: decay {DECAYS[0]:g} to {decay:g}",
+            (names[0], name),
+            lambda one, less, factor=DECAYS[0] / decay: _delayed(one, less, factor),
+        )
     for name in OTHERS:
         stacks.find(
             "this library",
@@ -70,18 +66,10 @@ def scale(stacks: TrainedStacks, task: SymbolTask) -> None:
 def _delayed(one: Run, less: Run, factor: float) -> Measured:
     """Within a factor of two of the proportion: yes; later at all: partly."""
     ratio = median(less.iterations_to()) / median(one.iterations_to())
-    text = f"99% test accuracy at {arrival(one)} and {arrival(less)}"
+    text = f"99% test accuracy at {arrival(one)} and {arrival(less)}: {ratio:.1f} times for a factor of {factor:.1f}"
     if factor / SUBSTANTIAL <= ratio <= factor * SUBSTANTIAL:
-        return Measured(f"{text}: {ratio:.1f}x for {factor:.1f}x", Verdict.YES)
+        return Measured(text, Verdict.YES)
     return Measured(text, Verdict.PARTLY if ratio > 1 else Verdict.NO)
-
-
-def _tenfold_delay(one: Run, none: Run) -> Measured:
-    arrived = median(one.iterations_to())
-    late = min(median(none.iterations_to()), float(none.history.iteration[-1]))
-    text = f"99% test accuracy at {arrival(one)} and {arrival(none)}"
-    enough = 10 * arrived <= late
-    return Measured(text, Verdict.YES if enough else Verdict.NO, settled=enough)
 
 
 def _moved(one: Run, other: Run) -> Measured:

@@ -20,9 +20,9 @@ from convexformer.experiments.study import Verdict
 
 POINTS = ("start", "learning", "memorised", "rising", "generalised", "end")
 TUNED_ITERATIONS = 600
-REPORT_ITERATIONS = 40_000  # three to four times what the kernel model needs to generalise on division
-# iterations in a quick run: the kernel model memorises division after about 9,000 and generalises after 12,000
-QUICK_REPORT = {"division": {CONVEX: 15_000, KERNEL: 15_000}, "periodicity": {CONVEX: 4000, KERNEL: 4000}}
+REPORT_ITERATIONS = 40_000  # nearly twice what the slower model needs to generalise on division
+# iterations in a quick run, 0 leaves a model out: division is generalised after about 22,000 and, with the map, 12,000
+QUICK_REPORT = {"division": {CONVEX: 25_000, KERNEL: 18_000}, "periodicity": {CONVEX: 0, KERNEL: 0}}
 QUICK_TUNED = 400
 EVERY = {"tuned": 10, "report": 250}  # iterations between records
 PAST = 1.25  # "past generalisation": the end is at this many times the iterations of 99% test accuracy, or later
@@ -37,9 +37,14 @@ def run(
     seeds: int | None = None,
     budget: int | None = None,
 ) -> dict[str, Any]:
-    """Run the experiment; write figures, summary, ``results.json`` and ``config.json`` to ``output``."""
+    """Run the experiment; write figures, summary, ``results.json`` and ``config.json`` to ``output``.
+
+    A quick run has the preset ``report`` alone, one seed, and division alone.
+    """
     title = "Spectra of the weights over training"
-    stacks = TrainedStacks.begin("spectra", title, output, quick, preset, console, seeds, budget, quick_seeds=1)
+    stacks = TrainedStacks.begin(
+        "spectra", title, output, quick, preset, console, seeds, budget, quick_seeds=1, quick_preset="report"
+    )
     division, period = modular_division(97), periodicity(97)
     if "tuned" in stacks.presets or "paper" in stacks.presets:
         _tuned(stacks, "division", division, ("convex-2", "convex-4"))
@@ -60,9 +65,12 @@ def run(
                     iterations=REPORT_ITERATIONS,
                 )
             keys = tuple(f"{name} {key}" for key in (CONVEX, KERNEL))
-            _draw(stacks, keys, ("Z1", "Z2"), f"report_{name}", f"figure {figure} of Fisher et al.: {task.name}")
-            _convex_claims(stacks, f"Fisher et al., figure {figure}", keys[0])
-            _kernel_claims(stacks, f"Fisher et al., figure {figure}", keys[1])
+            if all(key in stacks.runs for key in keys):
+                _draw(stacks, keys, ("Z1", "Z2"), f"report_{name}", f"figure {figure} of Fisher et al.: {task.name}")
+            if name == "division":
+                stacks.certify(keys[0], task)
+            convex_claims(stacks, f"Fisher et al., figure {figure}", keys[0])
+            kernel_claims(stacks, f"Fisher et al., figure {figure}", keys[1])
     return stacks.finish()
 
 
@@ -73,12 +81,17 @@ def _tuned(stacks: TrainedStacks, name: str, task: SymbolTask, keys: tuple[str, 
         stacks.train(row, recipe(key), task, quick=QUICK_TUNED, **changes)
         label, layers = f"{stacks.recipes[row].label}, {task.name}", tuple(stacks.runs[row].history.spectra)
         _draw(stacks, (row,), layers, f"{name}_{key}", label)
-        stacks.find(
-            "this library",
-            f"{label}: generalises, and no layer's effective rank falls below half of its start",
-            (row,),
-            lambda run, layers=layers: _without_collapse(run, layers),
-        )
+        tuned_claim(stacks, row, label, layers)
+
+
+def tuned_claim(stacks: TrainedStacks, row: str, label: str, layers: tuple[str, ...]) -> None:
+    """Claim that a tuned stack generalises without a collapse."""
+    stacks.find(
+        "this library",
+        f"{label}: generalises, and no layer's effective rank falls below half of its start",
+        (row,),
+        lambda run: _without_collapse(run, layers),
+    )
 
 
 @final
@@ -102,7 +115,7 @@ class Change:
         return Measured(text, every(int(right.sum()), len(right)), settled=last == "memorised" and _memorised(run))
 
 
-def _convex_claims(stacks: TrainedStacks, source: str, key: str) -> None:
+def convex_claims(stacks: TrainedStacks, source: str, key: str) -> None:
     """Section 7 of Fisher et al. on the convex model without the kernel map, in order."""
     claims = {
         "the first layer's singular values grow in magnitude and spread while memorising": Change(
@@ -119,10 +132,10 @@ def _convex_claims(stacks: TrainedStacks, source: str, key: str) -> None:
         ),
     }
     for claim, measure in claims.items():
-        stacks.find(source, f"convex: {claim}", (key,), measure)
+        stacks.find(source, f"convex: {claim}", (key,), measure, whole=measure.points[1] == "end")
 
 
-def _kernel_claims(stacks: TrainedStacks, source: str, key: str) -> None:
+def kernel_claims(stacks: TrainedStacks, source: str, key: str) -> None:
     """Section 7 of Fisher et al. on the model with the kernel map, in order."""
     claims: dict[str, Callable[[Run], Measured]] = {}
     for layer, place in (("Z1", "first"), ("Z2", "second")):
@@ -148,7 +161,8 @@ def _kernel_claims(stacks: TrainedStacks, source: str, key: str) -> None:
         ),
     }
     for claim, measure in claims.items():
-        stacks.find(source, f"kernel: {claim}", (key,), measure)
+        to_the_end = isinstance(measure, Change) and measure.points[1] == "end"
+        stacks.find(source, f"kernel: {claim}", (key,), measure, whole=to_the_end)
 
 
 def _memorised(run: Run) -> bool:
