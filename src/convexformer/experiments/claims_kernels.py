@@ -108,7 +108,7 @@ def kernel_approximated(kind: str) -> Measured:
 
 
 def positive_variance() -> Measured:
-    """Positive features of the softmax kernel against trigonometric ones, where the kernel is small and where it is large."""
+    """Positive features of the softmax kernel against trigonometric ones, for opposite and for equal tokens."""
     generator = torch.Generator().manual_seed(0)
     W = torch.randn((200_000, 8), generator=generator, dtype=torch.float64)
     x = torch.nn.functional.normalize(torch.randn(8, generator=generator, dtype=torch.float64), dim=0) * 1.2

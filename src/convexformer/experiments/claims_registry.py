@@ -16,8 +16,7 @@ from typing import Any, final
 from convexformer.experiments.deep_study import Measured
 from convexformer.experiments.study import Verdict
 
-BEYOND = "not testable here"  # the verdict of a claim that nothing here can measure
-HEADER = ["place", "claim", "measured", "verdict", "command"]
+HEADER = ["document", "place", "claim", "measured", "verdict", "command"]
 
 
 @final
@@ -120,7 +119,7 @@ def measured(claim: Claim, records: Records) -> tuple[str, str]:
     """Return what was measured and the verdict of a claim."""
     evidence = claim.evidence
     if isinstance(evidence, Beyond):
-        return evidence.reason, BEYOND
+        return evidence.reason, Verdict.BEYOND.value
     if isinstance(evidence, Check):
         one = records.checks.get(evidence.key)
         return ("", Verdict.OPEN.value) if one is None else (one["measured"], one["verdict"])
@@ -129,6 +128,8 @@ def measured(claim: Claim, records: Records) -> tuple[str, str]:
 
 def _of_findings(found: list[dict[str, Any]]) -> tuple[str, str]:
     """Join the findings that were tested: all of one verdict, or partly."""
+    if not found:
+        return "no such claim in the recorded run", Verdict.OPEN.value
     tested = [each for each in found if each["verdict"] != Verdict.OPEN.value]
     if not tested:
         return "; ".join(str(each["measured"]) for each in found), Verdict.OPEN.value
@@ -142,7 +143,7 @@ def _of_findings(found: list[dict[str, Any]]) -> tuple[str, str]:
 
 
 def rows(claims: Iterable[Claim], records: Records) -> list[list[str]]:
-    """Return the rows of the table, in the order of ``HEADER`` with the paper first."""
+    """Return the rows of the table, in the order of ``HEADER``."""
     table = []
     for claim in claims:
         text, verdict = measured(claim, records)

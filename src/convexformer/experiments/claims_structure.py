@@ -300,3 +300,19 @@ def softmax_is_stochastic() -> Measured:
         weights = torch.softmax(scores, 1)
         worst = max(worst, float((weights.sum(1) - 1).abs().max()), float((-weights).clamp_min(0).max()))
     return _agree(f"rows of 20 random softmaxes: nonnegative, sums off by {worst:.0e}", worst)
+
+
+def gates_on_products() -> Measured:
+    """The sign of a product of two tokens: no linear function of them tells, gates do."""
+    rng = np.random.default_rng(RNG_SEED)
+    X = rng.standard_normal((600, 2, 1))
+    y = (X[:, 0, 0] * X[:, 1, 0] > 0).astype(int)
+    train, test = slice(0, 400), slice(400, None)
+    scores = {
+        activation: TokenClassifier(heads.Attention(activation, gates=20), beta_ratio=0.01)
+        .fit(X[train], y[train])
+        .score(X[test], y[test])
+        for activation in ("linear", "gated_relu")
+    }
+    text = f"sign of a product of two tokens, test accuracy: linear {scores['linear']:.1%}, gated {scores['gated_relu']:.1%}"
+    return Measured(text, Verdict.YES if scores["gated_relu"] > scores["linear"] + 0.2 else Verdict.NO)
