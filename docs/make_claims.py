@@ -25,17 +25,16 @@ def page() -> str:
     document = Document(TITLE)
     left = ", ".join(name for name in SOURCES if name not in QUICK)
     document.text(
-        "Every quantitative or directional claim of five documents: Fisher et al., *Convex Self-Attention Mechanisms*; Ergen, "
-        "Neyshabur and Mehta 2022, *Convexifying Transformers*; Sahiner et al. 2022, *Unraveling Attention via Convex Duality*, "
-        "and their poster of that title; Sheen et al. 2024, *Implicit Regularization of Gradient Flow on One-Layer Softmax "
-        "Attention*. This page is written by `python docs/make_claims.py` from [results](results/claims.json) and tested to "
-        "equal what that writes."
+        "Every quantitative or directional claim of five documents: Fisher et al., *Convex Self-Attention Mechanisms*; "
+        "Ergen, Neyshabur and Mehta 2022, *Convexifying Transformers*; Sahiner et al. 2022, *Unraveling Attention via "
+        "Convex Duality*, and their poster of that title; Sheen et al. 2024, *Implicit Regularization of Gradient Flow on "
+        "One-Layer Softmax Attention*. `python docs/make_claims.py` writes this page, from [records](results/claims.json)."
     )
     document.text(
-        '"Reproduced" means that our measurement agrees, on the instance or setting measured: a numerical check is evidence for a '
-        'theorem, not a proof. "Not tested" means that the recorded runs of the experiment did not go far enough or lack the '
-        "claim. `convexformer experiment claims --quick` measures what fits into ten minutes on two cores: all checks, and the "
-        f"quick forms of {', '.join(QUICK)}; not {left}, whose rows it leaves open (exit code 4)."
+        "*Reproduced* means that our measurement agrees, on the instance or in the setting measured: a numerical check is "
+        "evidence for a theorem, not a proof. *Not tested* means that the recorded runs of the experiment lack the claim or "
+        "stopped before its budget. `convexformer experiment claims --quick` measures what fits into ten minutes on two "
+        f"cores: all checks, and the quick forms of {', '.join(QUICK)}; not {left}, whose rows it leaves open (exit code 4)."
     )
     write_table(document, Records.stored(DOCS / "results", SOURCES))
     return document.markdown()

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from convexformer import heads
+from convexformer.data import TokenDataset
 from convexformer.experiments.adam import network_objective, train_adam
 from convexformer.experiments.deep_study import Measured
 from convexformer.experiments.study import Verdict
@@ -107,7 +108,7 @@ def compare(problem: Problem, tolerance: float = TOLERANCE) -> Comparison:
         solution = solve(problem, tolerance=tolerance)
     optimum = solution.objective
     network = solution.network()
-    X = problem.tokens.X
+    X = TokenDataset.of(problem.tokens).X
     with torch.no_grad():
         own = float(network_objective(problem, network))
         off = float((network(X) - solution.predict(X)).abs().max())
@@ -128,9 +129,16 @@ def heads_of(network: Network) -> int:
 
 def _trained(problem: Problem, count: int, seed: int) -> float:
     """Train a network by Adam, then by L-BFGS; return its objective at the end."""
-    network = problem.head.random_network(problem.layout, max(2 * count, 4), seed=seed)  # type: ignore[attr-defined]
+    network = random_network(problem, max(2 * count, 4), seed)
     network, _ = train_adam(problem, network, STEPS, RATE)
     return lbfgs(problem, network, LBFGS_STEPS)
+
+
+def random_network(problem: Problem, count: int, seed: int) -> Network:
+    """Draw a network with so many heads; every head of :data:`HEADS` can."""
+    head: Any = problem.head
+    network: Network = head.random_network(problem.layout, count, seed=seed)
+    return network
 
 
 def lbfgs(problem: Problem, network: Network, steps: int) -> float:
@@ -140,7 +148,7 @@ def lbfgs(problem: Problem, network: Network, steps: int) -> float:
     def objective() -> float:
         optimiser.zero_grad()
         value = network_objective(problem, network)
-        value.backward()  # type: ignore[no-untyped-call]
+        value.backward()
         return float(value.detach())
 
     optimiser.step(objective)
@@ -239,7 +247,7 @@ def direct_training() -> Measured:
     """Adam on the weights of the convex program itself approaches the certified optimum."""
     problem = problem_of("attention", "linear", "scalar")
     optimum = solve(problem, tolerance=TOLERANCE).objective
-    X, y = problem.tokens.X, problem.objective.targets[:, 0]
+    X, y = TokenDataset.of(problem.tokens).X, problem.objective.targets[:, 0]
     excess = []
     for kind in (torch.optim.Adam, torch.optim.SGD):
         Z = torch.zeros(S, D, dtype=X.dtype, requires_grad=True)
@@ -250,7 +258,7 @@ def direct_training() -> Measured:
             value = (
                 0.5 * ((X * Z).sum((1, 2)) - y).square().sum() + problem.beta * (Z.square().sum(1) + 1e-30).sqrt().sum()
             )
-            value.backward()  # type: ignore[no-untyped-call]
+            value.backward()
             optimiser.step()
             schedule.step()
         excess.append(float(value.detach()) / optimum - 1)
@@ -261,15 +269,14 @@ def direct_training() -> Measured:
 def trained_certificates() -> Measured:
     """Condition (122): networks that satisfy it are global optima, over random problems and starts."""
     certified, wrong = 0, 0
-    for seed in range(4):
+    for seed in range(3):
         problem = problem_of("fno", "linear", "tokens", seed)
         optimum = solve(problem, tolerance=TOLERANCE).objective
         for start in range(STARTS):
-            network = problem.head.random_network(problem.layout, 4, seed=start)  # type: ignore[attr-defined]
-            network, _ = train_adam(problem, network, 1500, RATE)
+            network, _ = train_adam(problem, random_network(problem, 4, start), 800, RATE)
             proof = certify(network, problem)
             passes = proof.kkt["scale"] >= 1 - 1e-4
             certified += passes
-            wrong += passes and float(network_objective(problem, network)) > optimum * (1 + 1e-3)
-    text = f"{certified} of {4 * STARTS} trained networks satisfy it (to 1e-4), {wrong} of these are above the optimum"
+            wrong += passes and float(network_objective(problem, network).detach()) > optimum * (1 + 1e-3)
+    text = f"{certified} of {3 * STARTS} trained networks satisfy it (to 1e-4), {wrong} of these are above the optimum"
     return Measured(text, Verdict.YES if certified and not wrong else Verdict.NO)
