@@ -72,3 +72,17 @@ def closed_form() -> Measured:
     error = float(np.abs(0.49 * np.sinh(q) - weights).max() / np.abs(weights).max())
     text = f"invariant w+ w- = w0^2 to {product:.0e}; weights off by {error:.0e} of the largest"
     return Measured(text, Verdict.YES if error <= 1e-6 and product <= 1e-6 else Verdict.NO)
+
+
+def approximate_conditions() -> Measured:
+    """Optimality conditions of the l1-SVM along the flow, with the multipliers of the proof of theorem 4.1."""
+    flow = gradient_flow(*sample_data("diagonal"), parametrization="diagonal", log_time=1e6, records=40)
+    early = len(flow.log_time) // 2
+    residuals = {
+        name: (float(np.asarray(values)[early]), float(np.asarray(values)[-1]))
+        for name, values in (("stationarity", flow.kkt.stationarity), ("complementarity", flow.kkt.complementarity))
+    }
+    text = ", ".join(f"{name} {first:.3f} -> {last:.3f}" for name, (first, last) in residuals.items())
+    text += f" from log t = {flow.log_time[early]:.0e} to {flow.log_time[-1]:.0e}"
+    falls = all(last < first or last < 1e-3 for first, last in residuals.values())
+    return Measured(text, Verdict.YES if falls else Verdict.NO)

@@ -26,6 +26,7 @@ from convexformer.experiments.claims_structure import (
     heads_on_digits,
     inverse_map,
     local_correlation,
+    low_rank,
     mixer_vectorisation,
     pooled_fourier,
     proximal_rate,
@@ -76,6 +77,7 @@ SAHINER: tuple[Claim, ...] = (
         Check(without_decay, ("self_attention",)),
         ERRATA,
     ),
+    _claim("sections 1, 3", "the nuclear norm promotes low rank", Check(low_rank)),
     _claim("corollary 3.2", "uncorrelated blocks of features separate the program", Check(uncorrelated_blocks)),
     _claim(
         "theorem 3.3", "ReLU self-attention: the optimum of a convex program", _equivalence("self_attention", "relu")
@@ -91,6 +93,12 @@ SAHINER: tuple[Claim, ...] = (
     _claim("(18)", "outputs are Z^(p) vec(X)", Check(mixer_vectorisation), ERRATA),
     _claim("(19)", "outputs are predictions weighted by the entries of X", Check(token_weighted)),
     _claim("section 4.1", "at beta = 0 a linear mixer is not the linear MLP", Check(without_decay, ("mlp_mixer",))),
+    _claim(
+        "section 4.1",
+        "a linear mixer has s^2 times the degrees of freedom",
+        Check(without_decay, ("mlp_mixer",)),
+        "Ranks of the maps from weights to outputs, s = 3",
+    ),
     _claim("theorem 4.2", "ReLU MLP-Mixer: the optimum of a convex program", _equivalence("mlp_mixer", "relu")),
     _claim("theorem 4.2", "n min(s^2, dc) heads suffice", Check(relu_heads, ("mlp_mixer",)), ERRATA),
     _claim("theorem 4.2", "the number of arrangements is bounded with n", Check(cell_count, ("mlp_mixer",)), ERRATA),

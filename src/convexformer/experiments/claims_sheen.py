@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 from convexformer.experiments.claims_margins import (
+    approximate_conditions,
     closed_form,
     gaussian_separability,
     loss_above_infimum,
@@ -57,6 +58,11 @@ SHEEN: tuple[Claim, ...] = (
     ),
     _claim("theorem 4.1", "the same for draws as they come", _flow("^theorem 4.1", "draws as they come"), PATH),
     _claim("theorem 4.1", "the loss converges to its infimum", Check(loss_above_infimum), PATH),
+    _claim(
+        "theorem 4.1, proof",
+        "the direction satisfies the optimality conditions ever better",
+        Check(approximate_conditions),
+    ),
     _claim("(6), lemma A.1", "diagonal weights are w0^2 sinh(q), since w+ w- is preserved", Check(closed_form)),
     _claim(
         "section 4.2",

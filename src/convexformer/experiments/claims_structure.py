@@ -105,6 +105,18 @@ def uncorrelated_blocks() -> Measured:
     return _agree(f"whole {one:.9f}, by blocks {other:.9f}", abs(one / other - 1), 1e-7)
 
 
+def low_rank() -> Measured:
+    """Rank of the optimum of linear self-attention for stronger and stronger penalties, of at most nine."""
+    X, Y = _tokens(12, 5, 3), np.random.default_rng(1).standard_normal((12, 5, 3))
+    ranks = []
+    for ratio in (1e-3, 0.03, 0.3, 0.9):
+        Z = solve(Problem(heads.SelfAttention(), X, Y, beta_ratio=ratio, loss="squared"), tolerance=1e-8).dense()
+        sizes = torch.linalg.svdvals(Z)
+        ranks.append(int((sizes > 1e-6 * sizes[0]).sum()))
+    text = "rank " + ", ".join(map(str, ranks)) + " of at most 9 at 0.001, 0.03, 0.3, 0.9 beta_max"
+    return Measured(text, Verdict.YES if ranks == sorted(ranks, reverse=True) and ranks[-1] < ranks[0] else Verdict.NO)
+
+
 # ---------------------------------------------------------------------- Fourier lemmas
 
 
