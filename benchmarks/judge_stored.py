@@ -81,8 +81,8 @@ class Stored:
 class StoredStacks:
     """Takes the place of ``TrainedStacks``: claims on stored runs are judged, others passed over."""
 
-    def __init__(self, name: str, full: dict[str, int]) -> None:
-        self.file = RESULTS / f"{name}.json"
+    def __init__(self, folder: Path, name: str, full: dict[str, int]) -> None:
+        self.file = folder / f"{name}.json"
         self.results: dict[str, Any] = json.loads(self.file.read_text())
         study = Study(name, "", self.file.parent, False, Console(quiet=True))
         self.stacks = TrainedStacks(study, (), torch.device("cpu"), len(self.results["config"]["seeds"]))
@@ -120,9 +120,9 @@ class StoredStacks:
         write_json(self.file, {**rest, "untested": self.stacks.study.untested, "claims": claims}, 1)
 
 
-def main() -> None:
-    """Judge the four files."""
-    stacks: Any = StoredStacks("grokking", {})
+def main(folder: Path = RESULTS) -> None:
+    """Judge the four files of a folder."""
+    stacks: Any = StoredStacks(folder, "grokking", {})
     grokking.tuned_claims(stacks)
     stacks.runs[grokking_paper.PAST] = stacks.runs["convex-2"]  # the same model, stopped at 99%
     stacks.stacks.recipes[grokking_paper.PAST] = stacks.stacks.recipes["convex-2"]
@@ -131,15 +131,15 @@ def main() -> None:
     grokking_paper.printed_claims(stacks)
     grokking_report.report_claims(stacks)
     stacks.write()
-    stacks = StoredStacks("periodicity", {})
+    stacks = StoredStacks(folder, "periodicity", {})
     periodicity.tuned_claims(stacks)
     periodicity.report_claims(stacks)
     stacks.write()
-    stacks = StoredStacks("mod15", dict.fromkeys(mod15.RECIPES, mod15.HALF_ITERATIONS))
+    stacks = StoredStacks(folder, "mod15", dict.fromkeys(mod15.RECIPES, mod15.HALF_ITERATIONS))
     mod15.figure_6(stacks)
     mod15.by_share(stacks, mod15.FRACTIONS)
     stacks.write()
-    stacks = StoredStacks("spectra", {})
+    stacks = StoredStacks(folder, "spectra", {})
     for key, run in stacks.runs.items():
         if key.endswith(("report-convex", "report-kernel")):
             source = f"Fisher et al., figure {'3' if key.startswith('division') else '4'}"

@@ -1,6 +1,8 @@
 """The experiments on trained stacks: every part runs, writes its folder, and says what it measured."""
 
+import importlib.util
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -129,6 +131,35 @@ def test_options_that_an_experiment_does_not_have_are_bad_input(tmp_path):
         done = margin.invoke(*words, "-o", tmp_path)
         assert done.exit_code == 2
         assert message in done.stderr
+
+
+RESULTS = Path(__file__).parent.parent / "docs" / "results"
+
+
+@pytest.mark.skipif(not RESULTS.exists(), reason="the documentation is not part of this installation")
+def test_stored_results_are_judged_by_the_rules_of_the_code(tmp_path):
+    names = ("grokking", "periodicity", "mod15", "spectra")
+    for name in names:
+        (tmp_path / f"{name}.json").write_text((RESULTS / f"{name}.json").read_text())
+    spec = importlib.util.spec_from_file_location(
+        "judge_stored", RESULTS.parent.parent / "benchmarks" / "judge_stored.py"
+    )
+    judge = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(judge)
+    judge.main(tmp_path)
+    for name in names:
+        assert json.loads((tmp_path / f"{name}.json").read_text()) == json.loads((RESULTS / f"{name}.json").read_text())
+
+
+@pytest.mark.skipif(not RESULTS.exists(), reason="the documentation is not part of this installation")
+@pytest.mark.parametrize("file", sorted(RESULTS.glob("*_quick.json")), ids=lambda file: file.stem)
+def test_stored_quick_runs_have_budgets_and_as_many_open_claims_as_they_say(file):
+    results = json.loads(file.read_text())
+    if "claims" not in results:
+        pytest.skip("an experiment without budgets")
+    assert all(each.keys() == CLAIM_KEYS and each["budget"] for each in results["claims"])
+    assert results["untested"] == sum(each["verdict"] == "not tested" for each in results["claims"])
+    assert all(row["training"]["max_time"] is None for row in results["config"]["rows"].values())
 
 
 @pytest.mark.slow

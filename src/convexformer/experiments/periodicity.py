@@ -24,8 +24,8 @@ QUICK = {
     "periodicity-convex-2": 500,
     "periodicity-softmax-1": 1200,
     "periodicity-softmax-2": 0,
-    "report-convex": 15_000,
-    "report-kernel": 15_000,
+    "report-convex": 5000,
+    "report-kernel": 5000,
     "report-softmax": 5000,
 }
 
