@@ -95,6 +95,17 @@ def test_findings_of_one_claim_are_joined(verdicts, expected):
     assert "slower" not in text
 
 
+def test_a_quick_run_counts_where_a_full_one_lacks_the_test():
+    claim = Claim("Ours", "figure 1", "faster", Found("grokking", "figure 1", "^faster"))
+    quick = {**finding("faster", "reproduced"), "quick": True}
+    for others, expected in (([], "reproduced"), ([finding("faster", "not tested")], "reproduced")):
+        text, verdict = claims_registry.measured(claim, Records({}, {"grokking": [*others, quick]}))
+        assert verdict == expected
+        assert text.endswith("(a quick run)")
+    full = finding("faster", "not reproduced")
+    assert claims_registry.measured(claim, Records({}, {"grokking": [full, quick]})) == ("5", "not reproduced")
+
+
 def test_records_of_before_claims_had_one_form_are_read():
     old = {"claims": [{"source": "the report, figure 1", "claim": "a", "measured": "b", "holds": False}]}
     (one,) = claims_registry.findings_of(old)

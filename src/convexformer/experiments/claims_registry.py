@@ -85,19 +85,19 @@ class Records:
 
     @classmethod
     def stored(cls, folder: Path, experiments: Iterable[str]) -> Records:
-        """Read the records of full runs: ``claims.json`` and ``EXPERIMENT*.json`` with claims in them."""
+        """Read the records: ``claims.json``, and the claims in ``EXPERIMENT*.json``."""
         checks = json.loads((folder / "claims.json").read_text())["checks"]
         findings = {name: _findings(sorted(folder.glob(f"{name.replace('-', '_')}*.json"))) for name in experiments}
         return cls(checks, findings)
 
 
 def _findings(files: list[Path]) -> list[dict[str, Any]]:
-    """Collect the claims of full runs; quick runs, which test fewer, are left out."""
+    """Collect the claims of recorded runs, those of quick runs marked as such."""
     found: list[dict[str, Any]] = []
     for file in files:
         record = json.loads(file.read_text())
-        if isinstance(record, dict) and not file.stem.endswith("_quick"):
-            found += findings_of(record)
+        if isinstance(record, dict):
+            found += [{**each, "quick": file.stem.endswith("_quick")} for each in findings_of(record)]
     return found
 
 
@@ -127,19 +127,21 @@ def measured(claim: Claim, records: Records) -> tuple[str, str]:
 
 
 def _of_findings(found: list[dict[str, Any]]) -> tuple[str, str]:
-    """Join the findings that were tested: all of one verdict, or partly."""
+    """Join the findings that were tested: all of one verdict, or partly. Quick runs count where full ones lack a test."""
     if not found:
-        return "no such claim in the recorded run", Verdict.OPEN.value
+        return "no such claim in the recorded runs", Verdict.OPEN.value
     tested = [each for each in found if each["verdict"] != Verdict.OPEN.value]
     if not tested:
-        return "; ".join(str(each["measured"]) for each in found), Verdict.OPEN.value
-    verdicts = {str(each["verdict"]) for each in tested}
+        return "; ".join(dict.fromkeys(str(each["measured"]) for each in found)), Verdict.OPEN.value
+    full = [each for each in tested if not each.get("quick", False)]
+    chosen = full or tested
+    verdicts = {str(each["verdict"]) for each in chosen}
     text = (
-        str(tested[0]["measured"])
-        if len(tested) == 1
-        else "; ".join(f"{each['claim']}: {each['measured']}" for each in tested)
+        str(chosen[0]["measured"])
+        if len(chosen) == 1
+        else "; ".join(f"{each['claim']}: {each['measured']}" for each in chosen)
     )
-    return text, verdicts.pop() if len(verdicts) == 1 else Verdict.PARTLY.value
+    return text if full else f"{text} (a quick run)", verdicts.pop() if len(verdicts) == 1 else Verdict.PARTLY.value
 
 
 def rows(claims: Iterable[Claim], records: Records) -> list[list[str]]:

@@ -36,9 +36,15 @@ SHEEN: tuple[Claim, ...] = (
     _claim("section 3.2", "the attention SVM is convex for d_e >= d", _flow("duality", "nuclear SVM, solved")),
     _claim(
         "section 3.2",
-        "for d_e < d the rank constraint makes it nonconvex; nothing is proved there",
-        _flow("d_e < d", "d_e"),
-        "From small random starts the flow ends at local solutions of the rank-constrained SVM, not always the best",
+        "the rank constraint is trivially satisfied when d_e is large enough",
+        _flow("d_e < d", "does not bind"),
+        "The paper says d_e >= d; the rank of the solution is enough here",
+    ),
+    _claim(
+        "section 3.2",
+        "for smaller d_e the problem is nonconvex (no theorem covers the flow)",
+        _flow("d_e < d", "below it"),
+        "So training solves the rank-constrained problem locally, not always globally",
     ),
     _claim(
         "remark on assumption 2",
