@@ -1,4 +1,7 @@
-"""What the claims about training curves and spectra are measured by. The bars here were set before the runs were looked at.
+"""What the claims about training curves and spectra are measured by.
+
+The bars were set before the runs that they judge on a CPU; iterations to 99%, and effective ranks at start and end, of
+earlier runs on a GPU were known.
 
 All functions return one number a seed. Iterations are those of evaluations, so the interval between evaluations is the
 resolution, and curves are compared only if that interval is the same.

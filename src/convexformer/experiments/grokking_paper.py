@@ -15,6 +15,7 @@ from convexformer.experiments.deep_verdicts import (
     depth_makes_no_difference,
     lower_test_loss,
     memorises_first,
+    smoother,
     tenfold,
 )
 
@@ -60,6 +61,12 @@ def paper_claims(stacks: TrainedStacks) -> None:
     for depth in (1, 2):
         _scale_of_grokking(stacks, depth)
     _against_power(stacks)
+    stacks.find(
+        "Fisher et al., section 6",
+        "division: convex converges more smoothly than softmax, in the settings of Power et al. (L=1, learning rate 1e-3)",
+        ("convex-1-slow", "paper-softmax-1"),
+        lambda convex, softmax: smoother([convex], softmax),
+    )
 
 
 def printed(stacks: TrainedStacks, task: SymbolTask) -> None:
