@@ -129,7 +129,7 @@ def measured(claim: Claim, records: Records) -> tuple[str, str]:
 def _of_findings(found: list[dict[str, Any]]) -> tuple[str, str]:
     """Join the findings that were tested: all of one verdict, or partly. Quick runs count where full ones lack a test."""
     if not found:
-        return "no such claim in the recorded runs", Verdict.OPEN.value
+        return "not among the claims of the runs at hand", Verdict.OPEN.value
     tested = [each for each in found if each["verdict"] != Verdict.OPEN.value]
     if not tested:
         return "; ".join(dict.fromkeys(str(each["measured"]) for each in found)), Verdict.OPEN.value
