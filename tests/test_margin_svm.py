@@ -17,8 +17,10 @@ from convexformer.gauges import FrobeniusNorm, L1Norm, NuclearNorm
 from convexformer.margin import MarginOperator, NotSeparableError, Sequences, TieWarning, margin_certificate
 from convexformer.margin.admm import solve_admm
 from convexformer.margin.frobenius import positive_solve, solve_frobenius
-from convexformer.margin.nuclear import solve_factorised
-from convexformer.margin.progress import Limits
+from convexformer.margin.low_rank import low_rank_point, refine
+from convexformer.margin.nuclear import _normalised, solve_factorised
+from convexformer.margin.progress import Limits, Progress
+from convexformer.solvers.status import Status
 from convexformer.testing import check_operator
 from convexformer.threads import few_threads
 
@@ -310,6 +312,27 @@ def test_an_unfinished_solve_warns_and_its_certificate_stays_true():
         rough = cf.margin.AttentionSVM(tolerance=1e-9, max_iter=25).fit(*data)
     fine = cf.margin.AttentionSVM().fit(*data)
     assert rough.certificate_.dual <= fine.objective_ <= rough.certificate_.primal
+
+
+@pytest.mark.parametrize(("shape", "rank"), [((60, 40, 40), 1), ((300, 10, 60), 27)])
+def test_ill_conditioned_tokens_take_few_iterations(shape, rank):
+    """One direction of these tokens is up to a hundred times longer than the others; ranks low and high."""
+    data = cf.margin.sample_data("general", *shape)
+    svm = cf.margin.AttentionSVM("nuclear", max_iter=3000).fit(*data)
+    assert svm.certificate_.meets(1e-6)
+    assert abs(svm.rank_ - rank) <= 2
+
+
+def test_newton_steps_on_few_factors_find_a_missing_pair():
+    data = Sequences.of(*cf.margin.sample_data("general", 60, 40, 40))
+    operator = _normalised(data.operator())
+    full = solve_factorised(operator, Limits(1e-6, 5000))
+    lam = torch.zeros(operator.output_shape, dtype=torch.float64)
+    wrong = torch.linalg.svd(full.W)
+    start = low_rank_point(torch.outer(wrong.U[:, 3], wrong.Vh[5]), lam)  # a pair that the solution does not have
+    progress = Progress(operator, NuclearNorm(), Limits(1e-6, 5000))
+    refine(operator, start, 9.0, progress, 0)
+    assert progress.status is Status.CONVERGED
 
 
 @pytest.mark.slow

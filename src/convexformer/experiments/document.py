@@ -49,9 +49,13 @@ class Document:
             f"![{caption}]({file.name})", f"<figure>{image}<figcaption>{html.escape(caption)}</figcaption></figure>"
         )
 
+    def markdown(self) -> str:
+        """Return the document as Markdown."""
+        return "\n\n".join([f"# {self.title}", *self._markdown]) + "\n"
+
     def write(self, folder: Path) -> None:
         """Write ``summary.md`` and ``summary.html``."""
-        (folder / "summary.md").write_text("\n\n".join([f"# {self.title}", *self._markdown]) + "\n")
+        (folder / "summary.md").write_text(self.markdown())
         head = f'<!doctype html><meta charset="utf-8"><title>{html.escape(self.title)}</title><style>{STYLE}</style>'
         (folder / "summary.html").write_text(
             head + f"<h1>{html.escape(self.title)}</h1>" + "\n".join(self._html) + "\n"

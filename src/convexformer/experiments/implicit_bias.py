@@ -14,6 +14,7 @@ from rich.console import Console
 
 from convexformer.experiments import implicit_bias_figures as figures
 from convexformer.experiments.document import Document
+from convexformer.experiments.implicit_bias_more import PARTS as MORE_PARTS
 from convexformer.experiments.implicit_bias_parts import PARTS
 from convexformer.experiments.implicit_bias_study import Config, FlowStudy
 from convexformer.experiments.study import Study
@@ -28,7 +29,7 @@ def run(output: Path, *, quick: bool = False, console: Console | None = None) ->
     flows = FlowStudy(study, Config.of(quick))
     study.write_config(asdict(flows.config))
     with spinner("implicit bias", study.console) as say:
-        for title, part in PARTS.items():
+        for title, part in {**PARTS, **MORE_PARTS}.items():
             say(title)
             part(flows)
         study.draw(figures.overview, "overview.png", "overview", flows.curves)

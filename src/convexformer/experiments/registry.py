@@ -87,6 +87,10 @@ EXPERIMENTS: dict[str, Experiment] = {
         "an attention layer learned from its activations (Ergen et al. 2022, figures 2 and 3); --data FILE",
         data=True,
     ),
+    "claims": Experiment(
+        "convexformer.experiments.claims:run",
+        "every claim of the papers beside our measurement: numerical checks, and the other experiments",
+    ),
 }
 
 

@@ -29,11 +29,13 @@ class Verdict(Enum):
     PARTLY = "partly"
     NO = "not reproduced"
     OPEN = "not tested"
+    BEYOND = "not testable here"
 
     @property
     def colour(self) -> str:
         """The colour of the verdict on a terminal."""
-        return {Verdict.YES: "green", Verdict.PARTLY: "yellow", Verdict.NO: "red", Verdict.OPEN: "dim"}[self]
+        colours = {Verdict.YES: "green", Verdict.PARTLY: "yellow", Verdict.NO: "red"}
+        return colours.get(self, "dim")
 
 
 @final

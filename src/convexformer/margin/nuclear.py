@@ -8,7 +8,9 @@ Small problems go to alternating directions, others to an augmented Lagrangian o
 
 Each round minimises the augmented Lagrangian over the factors by L-BFGS and updates the multipliers ``lam``. Spurious
 minima exist only while ``r`` is too small; they show as ``sigma_max(A^T lam) > 1``, and that singular pair is appended to
-the factors. At ``r = d`` every second-order critical point is optimal, and the certificate decides in any case.
+the factors. L-BFGS runs in the coordinates of :mod:`~convexformer.margin.metric`, and where few singular pairs carry the
+solution, :mod:`~convexformer.margin.low_rank` takes the end phase. At ``r = d`` every second-order critical point is
+optimal, and the certificate decides in any case.
 """
 
 from __future__ import annotations
@@ -23,6 +25,8 @@ from torch import Tensor
 
 from convexformer.gauges import NuclearNorm
 from convexformer.margin.admm import solve_admm
+from convexformer.margin.low_rank import low_rank_point, refine
+from convexformer.margin.metric import FactorMetric
 from convexformer.margin.operator import MarginOperator
 from convexformer.margin.progress import Answer, Limits, Progress
 from convexformer.solvers.status import Status
@@ -33,6 +37,7 @@ TUNED_VALUE = 10.0  # value of the Frobenius-norm SVM for which the penalties be
 FIRST_PENALTY, LAST_PENALTY = 3.0, 30.0  # of the augmented Lagrangian; beyond the last one line searches fail
 INNER_ITERATIONS = 300  # L-BFGS iterations between multiplier updates, at most
 LBFGS_PAIRS = 10  # correction pairs that L-BFGS stores
+REFINE_BELOW, REFINE_AGAIN = 0.2, 0.1  # gap below which low ranks are refined; and again, relative to the gap left
 STALL_ROUNDS, MAX_ROUNDS = 15, 400  # rounds without progress, and in total, after which the solver stops
 
 
@@ -66,6 +71,7 @@ def solve_factorised(operator: MarginOperator, limits: Limits, patience: float =
     U, V = _start(operator, rank=min(d, 2 * math.isqrt(n) + 12))
     lam, penalty, violation = torch.zeros_like(operator.apply(operator.zeros())), FIRST_PENALTY, math.inf
     spent, rounds, best, best_round = 0, 0, math.inf, 0
+    refine_below = REFINE_BELOW
     while spent < limits.max_iter:
         goal = min(1e-2, max(1e-9, 0.1 * violation))
         room = min(INNER_ITERATIONS, limits.max_iter - spent)
@@ -80,6 +86,12 @@ def solve_factorised(operator: MarginOperator, limits: Limits, patience: float =
         elif (rounds - best_round >= STALL_ROUNDS and progress.separates) or rounds >= MAX_ROUNDS:
             progress.status = Status.STALLED
             break
+        if progress.relative_gap <= refine_below:
+            few = low_rank_point(U @ V.mT, lam)
+            spent += 0 if few is None else refine(operator, few, penalty, progress, spent)
+            if progress.status is not Status.MAX_ITER:
+                break
+            refine_below = REFINE_AGAIN * progress.relative_gap
         U, V = _grown(operator, U, V, lam)
         before, violation = violation, max(float((1 - margins).max()), 0.0)
         if violation > max(0.3 * before, 1e-7):
@@ -112,13 +124,20 @@ def _start(operator: MarginOperator, rank: int) -> tuple[Tensor, Tensor]:
 def _minimise(
     operator: MarginOperator, U: Tensor, V: Tensor, lam: Tensor, penalty: float, goal: float, iterations: int
 ) -> tuple[Tensor, Tensor, int]:
-    """L-BFGS on ``1/2 (|U|^2 + |V|^2) + sum (t^2 - lam^2) / (2 penalty)``, ``t = (lam + penalty (1 - A U V^T))_+``."""
+    """L-BFGS on ``1/2 (|U|^2 + |V|^2) + sum (t^2 - lam^2) / (2 penalty)``, ``t = (lam + penalty (1 - A U V^T))_+``.
+
+    It runs in the coordinates of :class:`FactorMetric`, fixed at the start.
+    """
     p, pT, z = operator.differences, operator.differences.mT, operator.queries
     d, r = U.shape
     offset = float(lam.square().sum())
 
+    factors = torch.stack([U, V])
+    binding = lam + penalty * (1 - operator.apply(U @ V.mT)) > 0
+    metric = FactorMetric.at(operator, factors, binding, penalty)
+
     def value_and_gradient(x: np.ndarray) -> tuple[float, np.ndarray]:
-        factors = torch.from_numpy(x).to(p).view(2, d, r)
+        factors = metric.leave(torch.from_numpy(x).to(p).view(2, d, r))
         U, V = factors[0], factors[1]
         zV = z @ V  # (n, r)
         margins = ((zV @ U.mT)[:, None, :] @ pT)[:, 0]
@@ -126,12 +145,12 @@ def _minimise(
         S = (t[:, None, :] @ p)[:, 0]  # (n, d); A^T t = S^T z
         value = 0.5 * float(factors.square().sum()) + (float(t.square().sum()) - offset) / (2 * penalty)
         gradient = torch.stack([U - S.mT @ zV, V - z.mT @ (S @ U)])
-        return value, gradient.flatten().cpu().numpy()
+        return value, metric.pull(gradient).flatten().cpu().numpy()
 
-    start = torch.stack([U, V]).flatten().cpu().numpy()
+    start = metric.enter(factors).flatten().cpu().numpy()
     options = {"maxiter": iterations, "maxfun": 2 * iterations, "maxcor": LBFGS_PAIRS, "ftol": 1e-16, "gtol": goal}
     found: Any = minimize(value_and_gradient, start, jac=True, method="L-BFGS-B", options=options)
-    factors = torch.from_numpy(found.x).to(p).view(2, d, r)
+    factors = metric.leave(torch.from_numpy(found.x).to(p).view(2, d, r))
     return factors[0], factors[1], max(int(found.nit), 1)
 
 

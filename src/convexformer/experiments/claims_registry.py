@@ -1,0 +1,155 @@
+"""Claims of the papers, each with what measures it, and the table that sets them beside the measurements.
+
+A claim is measured by a check of its own (:class:`Check`), by what another experiment found (:class:`Found`), or not here
+(:class:`Beyond`, with the reason). The table is made from the records of checks and experiments, never by hand.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, final
+
+from convexformer.experiments.deep_study import Measured
+from convexformer.experiments.study import Verdict
+
+HEADER = ["document", "place", "claim", "measured", "verdict", "command"]
+
+
+@final
+@dataclass(frozen=True)
+class Check:
+    """A small numerical test of this experiment: ``call(*arguments)``."""
+
+    call: Callable[..., Measured]
+    arguments: tuple[str, ...] = ()
+
+    @property
+    def key(self) -> str:
+        """The name under which ``results.json`` has it."""
+        return " ".join((self.call.__name__, *self.arguments))
+
+
+@final
+@dataclass(frozen=True)
+class Found:
+    """What another experiment found: every claim of it whose source and text match the regular expressions."""
+
+    experiment: str
+    source: str
+    claim: str
+
+    def matches(self, found: dict[str, Any]) -> bool:
+        """Tell whether a finding belongs to the claim."""
+        return bool(re.search(self.source, found["source"]) and re.search(self.claim, found["claim"]))
+
+
+@final
+@dataclass(frozen=True)
+class Beyond:
+    """Nothing here measures it."""
+
+    reason: str
+
+
+@final
+@dataclass(frozen=True)
+class Claim:
+    """A statement of a paper, and what measures it; ``remark`` says why it fails, or what its measure leaves out."""
+
+    paper: str
+    place: str
+    statement: str
+    evidence: Check | Found | Beyond
+    remark: str = ""
+
+    @property
+    def command(self) -> str:
+        """The command that measures it."""
+        if isinstance(self.evidence, Beyond):
+            return "-"
+        name = "claims" if isinstance(self.evidence, Check) else self.evidence.experiment
+        return f"convexformer experiment {name}"
+
+
+@final
+@dataclass(frozen=True)
+class Records:
+    """What was measured: of the checks by key, and the findings of experiments by name."""
+
+    checks: dict[str, dict[str, str]]
+    findings: dict[str, list[dict[str, Any]]]
+
+    @classmethod
+    def stored(cls, folder: Path, experiments: Iterable[str]) -> Records:
+        """Read the records: ``claims.json``, and the claims in ``EXPERIMENT*.json``."""
+        checks = json.loads((folder / "claims.json").read_text())["checks"]
+        findings = {name: _findings(sorted(folder.glob(f"{name.replace('-', '_')}*.json"))) for name in experiments}
+        return cls(checks, findings)
+
+
+def _findings(files: list[Path]) -> list[dict[str, Any]]:
+    """Collect the claims of recorded runs, those of quick runs marked as such."""
+    found: list[dict[str, Any]] = []
+    for file in files:
+        record = json.loads(file.read_text())
+        if isinstance(record, dict):
+            found += [{**each, "quick": file.stem.endswith("_quick")} for each in findings_of(record)]
+    return found
+
+
+def findings_of(record: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the claims of an experiment's results, also of those written before claims had one form."""
+    verdicts = {True: Verdict.YES.value, False: Verdict.NO.value}
+    claims: list[dict[str, Any]] = record.get("claims", record.get("findings", []))
+    return [
+        {
+            **each,
+            "source": each["source"].replace("the report,", "Fisher et al.,"),
+            "verdict": each["verdict"] if "verdict" in each else verdicts[each["holds"]],
+        }
+        for each in claims
+    ]
+
+
+def measured(claim: Claim, records: Records) -> tuple[str, str]:
+    """Return what was measured and the verdict of a claim."""
+    evidence = claim.evidence
+    if isinstance(evidence, Beyond):
+        return evidence.reason, Verdict.BEYOND.value
+    if isinstance(evidence, Check):
+        one = records.checks.get(evidence.key)
+        return ("", Verdict.OPEN.value) if one is None else (one["measured"], one["verdict"])
+    return _of_findings([each for each in records.findings.get(evidence.experiment, []) if evidence.matches(each)])
+
+
+def _of_findings(found: list[dict[str, Any]]) -> tuple[str, str]:
+    """Join the findings that were tested: all of one verdict, or partly. Quick runs count where full ones lack a test."""
+    if not found:
+        return "not among the claims of the runs at hand", Verdict.OPEN.value
+    tested = [each for each in found if each["verdict"] != Verdict.OPEN.value]
+    if not tested:
+        return "; ".join(dict.fromkeys(str(each["measured"]) for each in found)), Verdict.OPEN.value
+    full = [each for each in tested if not each.get("quick", False)]
+    chosen = full or tested
+    verdicts = {str(each["verdict"]) for each in chosen}
+    text = (
+        str(chosen[0]["measured"])
+        if len(chosen) == 1
+        else "; ".join(f"{each['claim']}: {each['measured']}" for each in chosen)
+    )
+    return text if full else f"{text} (a quick run)", verdicts.pop() if len(verdicts) == 1 else Verdict.PARTLY.value
+
+
+def rows(claims: Iterable[Claim], records: Records) -> list[list[str]]:
+    """Return the rows of the table, in the order of ``HEADER``."""
+    table = []
+    for claim in claims:
+        text, verdict = measured(claim, records)
+        full = ". ".join(part for part in (text, claim.remark) if part)
+        command = claim.command if claim.command == "-" else f"`{claim.command}`"
+        table.append([claim.paper, claim.place, claim.statement, full, verdict, command])
+    return table

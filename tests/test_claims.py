@@ -1,0 +1,170 @@
+"""The table of claims: every claim has a verdict, the page is what the script writes, and checks say what they measure."""
+
+import importlib.util
+import re
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from convexformer.experiments import claims, claims_registry
+from convexformer.experiments.claims import CLAIMS, QUICK, SOURCES
+from convexformer.experiments.claims_counterexamples import cell_count, row_stochastic
+from convexformer.experiments.claims_networks import equivalence, half_on_the_loss
+from convexformer.experiments.claims_registry import Beyond, Check, Claim, Found, Records
+from convexformer.experiments.claims_structure import inverse_map, uncorrelated_blocks
+from convexformer.experiments.deep_study import Measured
+from convexformer.experiments.registry import EXPERIMENTS
+from convexformer.experiments.study import Verdict
+
+DOCS = Path(__file__).parent.parent / "docs"
+VERDICTS = {each.value for each in Verdict}
+
+
+def make_claims():
+    spec = importlib.util.spec_from_file_location("make_claims", DOCS / "make_claims.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_page_is_what_the_script_writes_from_the_records():
+    expected = make_claims().page()
+    assert (DOCS / "claims.md").read_text() == expected, "run `python docs/make_claims.py`"
+
+
+def test_every_claim_of_the_five_documents_has_a_verdict_and_a_command():
+    records = Records.stored(DOCS / "results", SOURCES)
+    table = claims_registry.rows(CLAIMS, records)
+    assert len({row[0] for row in table}) == 5
+    assert len(table) == len(CLAIMS) > 150
+    assert max(Counter(tuple(row[:3]) for row in table).values()) == 1
+    for row, claim in zip(table, CLAIMS, strict=True):
+        assert row[4] in VERDICTS, row
+        assert row[3], row  # a measurement, or why there is none
+        assert (row[5] == "-") == isinstance(claim.evidence, Beyond)
+
+
+def test_every_check_is_recorded():
+    records = Records.stored(DOCS / "results", SOURCES)
+    keys = {claim.evidence.key for claim in CLAIMS if isinstance(claim.evidence, Check)}
+    assert keys == set(records.checks), "run `python docs/make_claims.py --measure`"
+
+
+def test_claims_that_fail_say_why_or_link_to_the_errata():
+    records = Records.stored(DOCS / "results", SOURCES)
+    for claim, row in zip(CLAIMS, claims_registry.rows(CLAIMS, records), strict=True):
+        if isinstance(claim.evidence, Check) and row[4] == Verdict.NO.value:
+            assert "errata.md" in row[3], row
+    for page in set(re.findall(r"\]\(([\w-]+\.md)\)", (DOCS / "claims.md").read_text())):
+        assert (DOCS / page).exists(), page
+
+
+def test_experiments_and_their_patterns_exist():
+    assert set(SOURCES) <= set(EXPERIMENTS)
+    assert set(QUICK) <= set(SOURCES)
+    for claim in CLAIMS:
+        if isinstance(claim.evidence, Found):
+            re.compile(claim.evidence.source)
+            re.compile(claim.evidence.claim)
+
+
+def finding(claim, verdict, measured="5"):
+    return {"source": "Ours, figure 1", "claim": claim, "measured": measured, "verdict": verdict}
+
+
+@pytest.mark.parametrize(
+    ("verdicts", "expected"),
+    [
+        ([], "not tested"),
+        (["not tested"], "not tested"),
+        (["reproduced"], "reproduced"),
+        (["reproduced", "not tested"], "reproduced"),
+        (["reproduced", "not reproduced"], "partly"),
+        (["not reproduced", "not reproduced"], "not reproduced"),
+    ],
+)
+def test_findings_of_one_claim_are_joined(verdicts, expected):
+    claim = Claim("Ours", "figure 1", "faster", Found("grokking", "figure 1", "^faster"))
+    found = [finding(f"faster, case {k}", verdict) for k, verdict in enumerate(verdicts)]
+    records = Records({}, {"grokking": [*found, finding("slower", "not reproduced")]})
+    text, verdict = claims_registry.measured(claim, records)
+    assert verdict == expected
+    assert text
+    assert "slower" not in text
+
+
+def test_a_quick_run_counts_where_a_full_one_lacks_the_test():
+    claim = Claim("Ours", "figure 1", "faster", Found("grokking", "figure 1", "^faster"))
+    quick = {**finding("faster", "reproduced"), "quick": True}
+    for others, expected in (([], "reproduced"), ([finding("faster", "not tested")], "reproduced")):
+        text, verdict = claims_registry.measured(claim, Records({}, {"grokking": [*others, quick]}))
+        assert verdict == expected
+        assert text.endswith("(a quick run)")
+    full = finding("faster", "not reproduced")
+    assert claims_registry.measured(claim, Records({}, {"grokking": [full, quick]})) == ("5", "not reproduced")
+
+
+def test_records_of_before_claims_had_one_form_are_read():
+    old = {"claims": [{"source": "the report, figure 1", "claim": "a", "measured": "b", "holds": False}]}
+    (one,) = claims_registry.findings_of(old)
+    assert one["source"] == "Fisher et al., figure 1"
+    assert one["verdict"] == "not reproduced"
+
+
+@pytest.mark.parametrize("head", ["attention", "fno"])
+def test_an_equivalence_holds_and_a_wrong_optimum_would_be_noticed(head, monkeypatch):
+    assert equivalence(head, "linear", "tokens" if head == "fno" else "vector").verdict is Verdict.YES
+    from convexformer.experiments import claims_networks
+
+    honest = claims_networks.network_objective
+    monkeypatch.setattr(claims_networks, "network_objective", lambda *a: 0.99 * honest(*a))
+    assert equivalence(head, "linear", "tokens" if head == "fno" else "vector").verdict is Verdict.NO
+
+
+def test_counterexamples_and_identities_say_what_they_should():
+    assert half_on_the_loss().verdict is Verdict.NO
+    assert "0.274375" in row_stochastic().text
+    assert cell_count("self_attention").text.startswith("108 arrangements, printed bound 1.71")
+    assert inverse_map().verdict is Verdict.PARTLY
+    assert uncorrelated_blocks().verdict is Verdict.YES
+
+
+def test_a_run_writes_the_table_and_counts_what_it_leaves_open(tmp_path, monkeypatch):
+    def tiny(output, *, quick, console):
+        return {"certified": True, "untested": 0, "claims": [finding("faster", "reproduced")]}
+
+    monkeypatch.setattr(claims, "EXPERIMENTS", {"grokking": type("E", (), {"load": staticmethod(lambda: tiny)})})
+    monkeypatch.setattr(claims, "QUICK", ("grokking",))
+    monkeypatch.setattr(
+        claims,
+        "CLAIMS",
+        (
+            Claim("Ours", "a", "faster", Found("grokking", "figure 1", "faster")),
+            Claim("Ours", "b", "left out", Found("mod15", "figure 6", "four")),
+            Claim("Ours", "c", "half", Check(half_on_the_loss)),
+            Claim("Ours", "d", "elsewhere", Beyond("no data")),
+        ),
+    )
+    monkeypatch.setattr(claims, "SOURCES", ("grokking", "mod15"))
+    result = claims.run(tmp_path, quick=True, console=Console(quiet=True))
+    assert [each["verdict"] for each in result["claims"]] == [
+        "reproduced",
+        "not tested",
+        "not reproduced",
+        "not testable here",
+    ]
+    assert result["untested"] == 1
+    assert result["certified"]
+    assert "Left out: mod15" in (tmp_path / "summary.md").read_text()
+    assert (tmp_path / "results.json").exists()
+
+
+def test_an_uncertified_optimum_is_not_certified(tmp_path, monkeypatch):
+    def equivalence() -> Measured:
+        return Measured("off", Verdict.NO)
+
+    monkeypatch.setattr(claims, "CLAIMS", (Claim("Ours", "a", "equal", Check(equivalence)),))
+    monkeypatch.setattr(claims, "SOURCES", ())
+    assert not claims.run(tmp_path, quick=True, console=Console(quiet=True))["certified"]
