@@ -220,7 +220,8 @@ def learners(splits: int, members: int, iterations: int, only: str) -> list[dict
         )
         print(
             f"{name:28s} {recipe.training.iterations} iterations: members {np.mean(single):.0%} "
-            f"(best {np.max(single):.0%}), ensemble of {members} {' '.join(f'{value:.0%}' for value in together)}, mean {np.mean(together):.0%}; "
+            f"(best {np.max(single):.0%}), ensemble of {members} {' '.join(f'{value:.0%}' for value in together)}, "
+            f"mean {np.mean(together):.0%}; "
             f"train accuracy from {min(fitted):.0%}; {rows[-1]['seconds']:.0f} s",
             flush=True,
         )
