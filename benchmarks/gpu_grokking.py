@@ -89,22 +89,24 @@ def score(row: dict) -> tuple:
     )
 
 
-def halving(task, settings: list[dict], rungs: list[int], device: str) -> list[dict]:
-    """Train every setting for the first of the rungs, the best third of them on to the next, and so on; best first."""
-    with tempfile.TemporaryDirectory() as folder:
-        racing, out = list(enumerate(settings)), []
-        for k, budget in enumerate(rungs):
-            rows = []
-            for index, setting in racing:
-                training = {**setting["training"], "iterations": budget}
-                own = Path(folder) / f"{index}.safetensors"  # the run goes on from here at the next rung
-                row = measure(task, **{**setting, "training": training}, device=device, checkpoint=own)
-                rows.append((index, row))
-            rows.sort(key=lambda pair: score(pair[1]))
-            kept = len(rows) if k == len(rungs) - 1 else -(-len(rows) // KEPT)
-            print(f"rung {budget}: {kept} of {len(rows)} settings stay", flush=True)
-            out = [row for _, row in rows] if k == 0 else [row for _, row in rows] + out[len(rows) :]
-            racing = [(index, settings[index]) for index, _ in rows[:kept]]
+def halving(task, settings: list[dict], rungs: list[int], device: str, folder: Path) -> list[dict]:
+    """Train every setting for the first of the rungs, the best third of them on to the next, and so on; best first.
+
+    ``folder`` keeps the trained models: the next rung, and a sweep that is started again, go on from them.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    racing, out = list(enumerate(settings)), []
+    for k, budget in enumerate(rungs):
+        rows = []
+        for index, setting in racing:
+            training = {**setting["training"], "iterations": budget}
+            own = folder / f"{index}.safetensors"
+            rows.append((index, measure(task, **{**setting, "training": training}, device=device, checkpoint=own)))
+        rows.sort(key=lambda pair: score(pair[1]))
+        kept = len(rows) if k == len(rungs) - 1 else -(-len(rows) // KEPT)
+        print(f"rung {budget}: {kept} of {len(rows)} settings stay", flush=True)
+        out = [row for _, row in rows] + out[len(rows) :]
+        racing = [(index, settings[index]) for index, _ in rows[:kept]]
     return out
 
 
@@ -120,6 +122,7 @@ def main() -> None:
         "--budget", type=float, default=1e9, help="seconds for the whole sweep; skipped settings are printed"
     )
     parser.add_argument("--rungs", default="", help="iterations of successive halving, rising, comma-separated")
+    parser.add_argument("--work", type=Path, help="keep what --rungs trains here; the same command goes on from it")
     parser.add_argument("--json", type=Path, help="write every setting here")
     options = parser.parse_args()
     torch.set_num_threads(1)
@@ -155,7 +158,9 @@ def main() -> None:
             ]
             if options.rungs:
                 rungs = [int(rung) for rung in options.rungs.split(",")]
-                rows = halving(task, settings, rungs, options.device)
+                with tempfile.TemporaryDirectory() as temporary:
+                    folder = Path(options.work or temporary) / f"{name}-{family}-{depth}"
+                    rows = halving(task, settings, rungs, options.device, folder)
             else:
                 rows = []
                 for setting in settings:

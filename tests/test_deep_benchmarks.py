@@ -30,7 +30,7 @@ def test_dense_shapes_are_equation_12():
             assert (model.blocks, model.rank_one, model.normalize, model.residual) == (1, True, False, False)
 
 
-def test_halving_gives_the_best_third_more_iterations():
+def test_halving_gives_the_best_third_more_iterations(tmp_path):
     task = cf.data.modular_division(11)
     settings = [
         {
@@ -41,13 +41,15 @@ def test_halving_gives_the_best_third_more_iterations():
         }
         for rate in (1e-5, 1e-2, 1e-4, 2e-2)
     ]
-    rows = sweep.halving(task, settings, [20, 40], "cpu")
+    rows = sweep.halving(task, settings, [20, 40], "cpu", tmp_path)
     assert [row["iterations"] for row in rows] == [40, 40, 20, 20]
     assert sorted(row["learning_rate"] for row in rows) == [1e-5, 1e-4, 1e-2, 2e-2]
     assert sweep.score(rows[0]) <= sweep.score(rows[1])
     best = next(each for each in settings if each["training"]["learning_rate"] == rows[0]["learning_rate"])
     whole = sweep.measure(task, **{**best, "training": {**best["training"], "iterations": 40}}, device="cpu")
     assert rows[0]["best_test_accuracy"] == whole["best_test_accuracy"]  # continued, not begun again
+    again = sweep.halving(task, settings, [20, 40], "cpu", tmp_path)
+    assert [row["seconds"] for row in again[:2]] == [row["seconds"] for row in rows[:2]]  # nothing is trained twice
 
 
 def test_fresh_seeds_are_written_and_replaced(tmp_path, monkeypatch, capsys):

@@ -50,6 +50,8 @@ class TrainingCheckpoint:
 def _fingerprint(model: SequenceModel, split: Split, training: Training) -> str:
     """Hash what defines a run: model, seeds, samples, and all options that change an iteration."""
     options = {key: value for key, value in asdict(training).items() if key not in UNFIXED_OPTIONS}
+    if options["half_life"] is None:
+        del options["half_life"]  # checkpoints from before this option stay valid
     return fingerprint(
         {
             "model": type(model).__name__,
