@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 import convexformer as cf
 from convexformer import deep
-from convexformer.deep.batches import Batches
+from convexformer.deep.batches import Batches, Split
+from convexformer.deep.stepper import Stepper
 
 P = 11
 TASK = cf.data.modular_division(P)
@@ -116,7 +117,7 @@ def test_the_tuned_recipe_groks_division():
 
 def test_resuming_is_exact(tmp_path):
     build = BUILDERS["convex, two layers"]
-    options = SHORT.but(spectra_every=10)
+    options = SHORT.but(spectra_every=10, half_life=15)
     whole = deep.train(build(seeds=2), TASK, options)
     deep.train(build(seeds=2), TASK, options, iterations=10, checkpoint=tmp_path / "run.safetensors")
     resumed = deep.train(build(seeds=2), TASK, options, checkpoint=tmp_path / "run.safetensors")
@@ -137,6 +138,18 @@ def test_training_takes_as_many_iterations_as_asked_for(iterations, every, tmp_p
     whole = deep.train(BUILDERS["convex"](), TASK, options)
     assert further.history.iteration.tolist() == sorted({*range(0, 31, every), iterations, 30})
     assert torch.equal(further.model(TASK.X), whole.model(TASK.X))
+
+
+def test_the_learning_rate_rises_and_halves():
+    model = BUILDERS["convex"]()
+    split = Split.of(TASK, 0.5, model)
+    rates = []
+    for options in (SHORT, SHORT.but(half_life=10)):
+        stepper = Stepper(model, split, options.but(warmup=5), 10)
+        for first, count in ((0, 1), (1, 9), (10, 10)):
+            assert stepper.take(first, count) == count
+            rates.append(float(stepper.learning_rate) / options.learning_rate)
+    assert rates == pytest.approx([0.2, 1.0, 1.0, 0.2 * 2**-0.1, 0.5, 0.25])
 
 
 def test_a_checkpoint_of_another_run_is_refused(tmp_path):
@@ -228,6 +241,7 @@ def test_adam_puts_the_decay_into_the_gradient():
         ({"penalty": "grup"}, "Did you mean 'group'"),
         ({"optimizer": "adamx"}, "Did you mean 'adam'"),
         ({"beta": 1.0}, "without a penalty"),
+        ({"half_life": 0}, "half_life=0"),
         ({"spectra_every": 15}, "no multiple"),
         ({"train_fraction": 1.0}, "train=1.0"),
     ],

@@ -50,6 +50,9 @@ class TrainingCheckpoint:
 def _fingerprint(model: SequenceModel, split: Split, training: Training) -> str:
     """Hash what defines a run: model, seeds, samples, and all options that change an iteration."""
     options = {key: value for key, value in asdict(training).items() if key not in UNFIXED_OPTIONS}
+    for name, default in (("half_life", None), ("optimizer", "adamw")):
+        if options[name] == default:
+            del options[name]  # checkpoints from before this option stay valid
     return fingerprint(
         {
             "model": type(model).__name__,

@@ -20,7 +20,7 @@ class Training:
 
     ``penalty="group"`` adds ``beta`` times the group norm of theorem 3 (Ergen et al. 2022) and takes the layers out of the
     weight decay; ``"ridge"`` adds ``beta / batch_size`` times the sum of squares (Fisher et al., section 5.2). The learning
-    rate rises over ``warmup`` iterations and is then constant.
+    rate rises over ``warmup`` iterations; it is then constant, or halves every ``half_life`` iterations.
 
     ``optimizer="adam"`` puts the weight decay into the gradient (``g + decay * w``, rescaled by Adam with the rest of the
     gradient); ``"adamw"`` shrinks the weights apart from it. At decay 1 these are different methods: the first minimises
@@ -34,6 +34,8 @@ class Training:
         Of the optimiser.
     warmup : int
         Iterations over which the learning rate rises.
+    half_life : int, optional
+        Iterations in which the learning rate halves, from the first on; None for a constant rate. Not in the papers.
     batch_size : int, optional
         Samples an iteration; None for full batches.
     penalty : {"none", "group", "ridge"}
@@ -59,6 +61,8 @@ class Training:
     weight_decay: float = 1.0
     betas: tuple[float, float] = (0.9, 0.98)
     warmup: int = 10
+    half_life: int | None = None
+    """Iterations in which the learning rate halves; None for a constant rate."""
     batch_size: int | None = 512
     """Samples per iteration; None, or more than the training set has, for full batches."""
     penalty: str = "none"
@@ -75,7 +79,7 @@ class Training:
     def __post_init__(self) -> None:
         for name in ("iterations", "warmup", "evaluate_every"):
             _whole(name, getattr(self, name))
-        for name in ("batch_size", "spectra_every"):
+        for name in ("batch_size", "spectra_every", "half_life"):
             if getattr(self, name) is not None:
                 _whole(name, getattr(self, name))
         if not (_real(self.learning_rate) and self.learning_rate > 0):

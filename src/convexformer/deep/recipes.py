@@ -77,6 +77,12 @@ def _blocks(label: str, depth: int, width: int = 32, *, shape: dict[str, Any] | 
     return Recipe(f"convex, {label}, L={depth}", "convex", Training(**training), own)
 
 
+def _dense(label: str, depth: int, *, width: int, gates: int, **training: Any) -> Recipe:
+    """Gates as printed in equation (12): of rank one, on all channels."""
+    own = {"depth": depth, "width": width, "blocks": 1, "gates": gates, "rank_one": True}
+    return Recipe(f"convex, as printed, {label}, L={depth}", "convex", Training(**training), own)
+
+
 def _softmax(label: str, depth: int, width: int, **training: Any) -> Recipe:
     own = {"depth": depth, "width": width, "norm": "pre"}
     return Recipe(f"softmax, {label}, L={depth}", "softmax", Training(**training), own)
@@ -93,7 +99,10 @@ RECIPES: dict[str, Recipe] = {
     # the same model at the learning rate of the papers, and with the penalty of the theorem
     "convex-1-slow": _blocks("learning rate 1e-3", 1, learning_rate=1e-3, iterations=8000, evaluate_every=50),
     "convex-1-group": _blocks("group penalty", 1, learning_rate=2e-2, penalty="group", beta=3e-5),
-    # Ergen et al. 2022: equation (12) as printed; Power et al. 2022 for softmax
+    # equation (12) as printed, the best of the same sweep (family dense): narrow tokens and many gates
+    "dense-1": _dense("tuned", 1, width=8, gates=128, learning_rate=2e-2, weight_decay=1.0, iterations=1200),
+    "dense-2": _dense("tuned", 2, width=32, gates=64, learning_rate=1e-2, weight_decay=3.0),
+    # Ergen et al. 2022: equation (12) as printed, trained as the softmax of Power et al. 2022
     "paper-dense-1": Recipe("convex, as printed, L=1", "convex", _POWER, {"depth": 1, **_PRINTED}),
     "paper-dense-2": Recipe("convex, as printed, L=2", "convex", _POWER, {"depth": 2, **_PRINTED}),
     "paper-fixed-1": Recipe(

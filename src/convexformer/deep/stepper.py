@@ -112,8 +112,13 @@ class Stepper:
             for parameter, gradient in zip(self.parameters, gradients, strict=True):
                 parameter.grad = gradient
             self.count += 1
-            self.learning_rate.copy_(self.training.learning_rate * (self.count / self.training.warmup).clamp(max=1.0))
+            self.learning_rate.copy_(self._rate())
             self.optimiser.step()
+
+    def _rate(self) -> Tensor:
+        """The learning rate of the step ``count``, on the device."""
+        rate = self.training.learning_rate * (self.count / self.training.warmup).clamp(max=1.0)
+        return rate if self.training.half_life is None else rate * torch.exp2(-self.count / self.training.half_life)
 
     def _objective(self, X: Tensor, y: Tensor) -> Tensor:
         loss = self._cross_entropy(self.model(X), y).mean(1)
