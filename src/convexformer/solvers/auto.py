@@ -54,7 +54,7 @@ HAND_OVER = ("staircase", "working_set", "fista")
 """Who goes on when a solver stalls, or its turn is over, under ``solver="auto"``: see :func:`successors`."""
 
 TURNS = {
-    "nuclear": {"fista": Turn(first=30, recent=20, worth=3)},
+    "nuclear": {"fista": Turn(first=60, recent=20, worth=3)},
     "nuclear, token slices": {
         "fista": Turn(first=60, recent=20, worth=3),
         "working_set": Turn(first=6, recent=2, worth=1),
