@@ -46,6 +46,7 @@ CPU     nuclear norms of      slices    least predicted seconds          fista o
 GPU     nuclear norm          bilinear  weights > few_weights            staircase
 GPU     nuclear norm          any       short side of Z > short_side,    staircase
                                         or gated filters (FNO)
+any     nuclear norm          any       weights > dense_entries          staircase
 any     anything with a prox  any       otherwise                        fista
 any     anything else         any       otherwise                        the first solver that serves
 """
@@ -79,7 +80,7 @@ class AutoOptions:
     short_side: int = 16
     """Short side of ``Z`` up to which singular-value thresholding on a GPU is cheaper (benchmarks/gpu_heads.py)."""
     dense_entries: int = 1 << 26
-    """Entries of ``Z`` up to which low-rank factors that have stalled are handed over to a solver on one tensor."""
+    """Entries of ``Z`` up to which a nuclear norm begins on one tensor, or is handed over to it by factors that stall."""
 
 
 def select(objective: Objective, options: AutoOptions = AutoOptions()) -> str:
@@ -104,6 +105,7 @@ def select(objective: Objective, options: AutoOptions = AutoOptions()) -> str:
     else:
         on_factors = objective.operator.on_factors() is not None
         pays = objective.like.is_cuda and (on_factors or min(shape[-2:]) > options.short_side)
+        pays |= math.prod(shape) > options.dense_entries
     if "staircase" in serving and pays:
         return "staircase"
     if "staircase" not in serving and "fista" in serving and tiny:
