@@ -17,6 +17,7 @@ import convexformer as cf
 from convexformer.data import TokenDataset
 from convexformer.estimators import part, portfolio, race, search
 from convexformer.estimators.held_out import HeldOut
+from convexformer.estimators.portfolio import AutoGrid
 from convexformer.features import base
 from convexformer.features.random_features import n_random_features
 from convexformer.gauges import FrobeniusNorm, Ridge, ScaledPenalty
@@ -573,3 +574,17 @@ def test_a_start_with_a_block_whose_gradient_has_vanished(data, monkeypatch):
     nearby = problem.with_beta(0.9 * problem.beta)
     assert cf.solve(nearby, tolerance=1e-3, solver="block_newton", warm_start=first).certificate.meets(1e-3)
     assert len(calls) > 0
+
+
+def test_a_path_does_not_follow_noise_to_ever_smaller_betas():
+    """Beyond the standard grid a gain must stand out from its own standard error over the folds."""
+    grid = AutoGrid(count=3)
+    steady = np.array([[0.5, 0.6, 0.7, 0.71], [0.4, 0.5, 0.6, 0.62], [0.5, 0.6, 0.7, 0.71]])
+    assert not grid.noise(steady)
+    assert not grid.noise(steady[:, :3])  # within the grid
+    assert not grid.noise(steady[:1])  # one fold has no error
+    uneven = steady + np.array([0.0, -0.03, 0.0])[:, None] * np.array([0, 0, 0, 1.0])
+    assert uneven[:, 3].mean() > uneven[:, 2].mean()
+    assert grid.noise(uneven)
+    skipped = np.where(np.arange(4) < 1, np.nan, uneven)
+    assert grid.noise(skipped)

@@ -112,7 +112,9 @@ def experiment(
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="Folder to write to; default runs/NAME.")
     ] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="Smaller and shorter: under two minutes (claims: ten).")] = False,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Smaller and shorter: under two minutes (claims: ten).")
+    ] = False,
     preset: Annotated[
         str | None, typer.Option(help="tuned, paper, report or all, where an experiment has them; grokking has more.")
     ] = None,

@@ -92,7 +92,7 @@ RECIPES: dict[str, Recipe] = {
     # division mod 97, the best of benchmarks/gpu_grokking.py for each family and depth
     "convex-1": _blocks("tuned", 1, 64, learning_rate=2e-2, weight_decay=3.0),
     "convex-2": _blocks("tuned", 2, learning_rate=1e-2, weight_decay=3.0, shape={"normalize": True}),
-    "convex-4": _blocks("tuned", 4, learning_rate=1e-2, weight_decay=1.0, shape=_STEADY),
+    "convex-4": _blocks("tuned", 4, learning_rate=1e-2, weight_decay=1.0, half_life=300, shape=_STEADY),
     "softmax-1": _softmax("tuned", 1, 128, learning_rate=2e-3, weight_decay=6.0, iterations=3000),
     "softmax-2": _softmax("tuned", 2, 128, learning_rate=2e-3, weight_decay=6.0, iterations=3000),
     "softmax-4": _softmax("tuned", 4, 128, learning_rate=2e-3, weight_decay=3.0, iterations=3000),

@@ -77,6 +77,18 @@ class AutoGrid:
         since = len(scores) - 1 - int(np.argmax(scores))
         return since >= self.patience or (begin + len(scores) >= self.count and since > 0)
 
+    def noise(self, scores: np.ndarray) -> bool:
+        """Tell whether the last column of ``(folds, betas)``, beyond ``count``, is better than those before by noise alone.
+
+        Its mean gain over the folds on the best of them is then at most the standard error of that gain. Ever smaller betas
+        with ever so slightly better scores fit the training samples to the last digit, and cost the more.
+        """
+        if scores.shape[1] <= self.count or len(scores) < 2:
+            return False
+        before = int(np.nanargmax(np.where(np.isnan(scores[0, :-1]), np.nan, scores[:, :-1].mean(0))))
+        gain = scores[:, -1] - scores[:, before]
+        return bool(gain.mean() <= gain.std(ddof=1) / math.sqrt(len(gain)))
+
 
 def one_thread(tokens: TokenDataset) -> AbstractContextManager[None]:
     """Keep up to some thousand samples on one thread of a CPU.
@@ -191,7 +203,7 @@ def shared_path(
         first = found = visit(grid.begin, None)
         means = [float(scores[:, grid.begin].mean())]
         for k in range(grid.begin + 1, len(options.ratios)):
-            if found is None or clock.late or grid.settled(means, grid.begin):
+            if found is None or clock.late or grid.settled(means, grid.begin) or grid.noise(scores[:, :k]):
                 break
             found = visit(k, found)
             means.append(float(scores[:, k].mean()))
