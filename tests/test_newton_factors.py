@@ -236,7 +236,7 @@ def test_tiny_betas_that_first_order_methods_never_reach(classes):
     problem = cf.Problem("mlp", tokens, y, beta_ratio=1e-4, loss="cross_entropy", intercept=True)
     solution = cf.solve(problem, tolerance=1e-5, max_iter=3000)
     assert solution.status is cf.Status.CONVERGED
-    assert solution.solver == "staircase"
+    assert solution.solver == "fista, staircase"  # whose pace promises no end is relieved
 
 
 def test_wide_tokens_take_products_in_float32_and_answers_in_float64(monkeypatch):
