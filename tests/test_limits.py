@@ -15,6 +15,7 @@ from convexformer import clock as clock_module
 from convexformer import jit
 from convexformer.solvers import SOLVERS, Limits, auto, minimise
 from convexformer.solvers.base import Solver
+from convexformer.solvers.staircase import Staircase
 from convexformer.solvers.status import Record
 from convexformer.solvers.turn import Turn
 
@@ -213,6 +214,18 @@ def test_a_solver_whose_pace_promises_no_end_hands_over(monkeypatch):
         limited = cf.solve(problem, tolerance=1e-8, max_iter=20)
     assert limited.status is cf.Status.MAX_ITER
     assert limited.solver == "fista"
+
+
+def test_a_solver_whose_turn_was_over_is_asked_again_where_the_others_stall(monkeypatch):
+    rng = np.random.default_rng(3)
+    X = rng.standard_normal((80, 3, 6)) * 0.3 ** np.arange(6)
+    problem = cf.Problem("mlp", X, rng.integers(0, 3, 80), beta_ratio=0.02)
+    monkeypatch.setattr(auto, "TURNS", {"nuclear": {"fista": Turn(first=20, recent=10, worth=0)}})
+    monkeypatch.setattr(Staircase, "solve", lambda self, objective, start, monitor: monitor.stall())
+    solution = cf.solve(problem, tolerance=1e-8)
+    assert solution.status is cf.Status.CONVERGED
+    assert solution.solver == "fista"
+    assert solution.n_iter > 20
 
 
 def test_turns_are_judged_by_the_pace_of_the_last_checks():

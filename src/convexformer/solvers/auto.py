@@ -128,7 +128,8 @@ def successors(
 
     They are the others of ``HAND_OVER`` that serve the objective, in that order: those that know the structure of the
     penalty first, FISTA, which needs a prox alone, last (and none on dense weights of more than ``dense_entries``). Each
-    runs at most once, from the best point so far; the ``solver`` of each record of the history says who was at work. A
+    runs at most once, from the best point so far (the first again, where it left before a stall); the ``solver`` of each
+    record of the history says who was at work. A
     stall is a number of gap checks (``Solver.patience``) in which neither the gap nor the objective fell by a share worth
     waiting for.
     """

@@ -104,13 +104,16 @@ def _run_line(
 ) -> None:
     """Run the first solver of the line and, where it stalls or its turn is over, the others, from the best point so far.
 
-    A stall in float32 is first one of precision: the same solver goes on in float64, if there is memory for it.
+    A stall in float32 is first one of precision: the same solver goes on in float64, if there is memory for it. A solver
+    whose turn was over has not stalled: it is asked again where those after it do.
     """
+    line = list(line)
     for k, solver in enumerate(line):
         last = k + 1 == len(line)
         _run(solver, objective, start, monitor, last=last, turn=turn if k == 0 else None)
         if monitor.turn_over:
             start = monitor.best
+            line.append(solver)
             continue
         if monitor.status is Status.STALLED and objective.like.dtype != torch.float64:
             try:
