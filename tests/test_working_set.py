@@ -1,5 +1,8 @@
 """The working-set solver: the same optimum as FISTA, no token lost, whatever the sizes of the sets."""
 
+import os
+import subprocess
+import sys
 from dataclasses import replace
 from itertools import pairwise
 
@@ -18,6 +21,7 @@ from convexformer.solvers.working_set.accelerated import AcceleratedStep
 from convexformer.solvers.working_set.prox_newton import ProxNewtonDescent
 from convexformer.solvers.working_set.squared import SquaredDescent
 from convexformer.solvers.working_set.store import BlockStore
+from convexformer.solvers.working_set.token_sweep import token_gradients
 
 RNG = np.random.default_rng(31)
 ATTENTION = {name: case for name, case in HEADS.items() if "attention" in name}
@@ -254,6 +258,74 @@ def test_whole_slices_and_single_columns_sweep_to_the_same_point():
             patch.setitem(SOLVERS, "working_set", WorkingSet(options))
             found.append(cf.solve(problem, 1e-8, solver="working_set").dense())
     assert torch.allclose(*found, atol=1e-3 * float(found[0].abs().max()))
+
+
+@pytest.mark.parametrize(("loss", "c"), [("squared", 1), ("squared", 3), ("logistic", 1), ("cross_entropy", 3)])
+@pytest.mark.parametrize(
+    "options", [{"rows_turned": 0}, {"rows_at_once": 1}, {"rows_turned": 0, "rows_at_once": 1}], ids=str
+)
+def test_neither_the_axes_nor_the_precision_of_sweeps_moves_the_optimum(loss, c, options, monkeypatch):
+    X, Y = sparse_data(np.random.default_rng(12), c=c)
+    y = {
+        "squared": Y if c > 1 else Y[:, 0],
+        "logistic": np.where(Y[:, 0] > Y.mean(), 1, -1),
+        "cross_entropy": Y.argmax(1),
+    }[loss]
+    problem = cf.Problem("attention", X, y, loss=loss, beta_ratio=0.05, intercept=True)
+    usual = cf.solve(problem, 1e-9, solver="working_set")
+    monkeypatch.setitem(SOLVERS, "working_set", WorkingSet(WorkingSetOptions(**options)))
+    other = cf.solve(
+        cf.Problem("attention", X, y, loss=loss, beta_ratio=0.05, intercept=True), 1e-9, solver="working_set"
+    )
+    assert other.certificate.relative_gap <= 1e-9
+    assert other.objective == pytest.approx(usual.objective, rel=2e-9)
+    assert torch.equal(support(other), support(usual))
+
+
+def test_tokens_stay_as_they_are_where_rows_are_many():
+    X, Y = sparse_data(np.random.default_rng(13))
+    objective = cf.Problem("attention", X, Y, beta_ratio=0.1).objective
+    stores = [BlockStore.of(objective, rotated=rotated) for rotated in (False, True)]
+    for store in stores:
+        store.load(np.array([0]))
+        store.prepare(np.array([0]))
+    np.testing.assert_allclose(stores[0].X[0], X[:, 0], rtol=1e-6)
+    axes = stores[1].spectra[1][0]
+    np.testing.assert_allclose(stores[1].X[0], X[:, 0] @ axes, atol=1e-5)
+    np.testing.assert_allclose(stores[0].spectra[0][0], stores[1].spectra[0][0], rtol=1e-5)
+
+
+@pytest.mark.parametrize("gated", [False, True])
+def test_gradients_of_whole_slices_are_those_of_columns(gated):
+    X, Y = sparse_data(np.random.default_rng(14))
+    head = cf.heads.Attention(activation="gated_relu" if gated else "linear", gates=3)
+    store = BlockStore.of(cf.Problem(head, X, Y, beta_ratio=0.1).objective)
+    store.load(np.arange(24))
+    R = np.random.default_rng(15).standard_normal((3, 60))
+    groups = np.flatnonzero(np.random.default_rng(16).random(len(store.slice)) < 0.4)
+    ours, theirs = np.zeros((2, len(store.slice), 3))
+    token_gradients(groups, store.starts(groups), store.index, store.X, store.gates, store.gated, R, ours)
+    compiled.gradients(groups, store.index, store.data, R, theirs)
+    np.testing.assert_allclose(ours, theirs, atol=1e-5 * np.abs(theirs).max())
+
+
+@pytest.mark.slow
+def test_a_new_installation_compiles_without_warnings(tmp_path):
+    code = """
+import convexformer as cf
+X, y = cf.data.digits(patch=2)
+for head in ("attention", "self_attention", cf.heads.Attention(activation="gated_relu", gates=4)):
+    cf.TokenClassifier(head=head, beta_ratio=0.1).fit(X[:300], y[:300])
+cf.TokenRegressor(head="attention").fit(X[:300], y[:300])
+"""
+    run = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)},
+        check=True,
+    )
+    assert run.stderr == ""
 
 
 def test_a_solver_that_gains_nothing_says_so(monkeypatch):

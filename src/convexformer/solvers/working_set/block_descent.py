@@ -26,6 +26,7 @@ from convexformer.solvers.working_set.newton import GroupModel, NewtonSchedule, 
 from convexformer.solvers.working_set.options import WorkingSetOptions
 from convexformer.solvers.working_set.step import StepContext, WorkingSetStep
 from convexformer.solvers.working_set.store import BlockStore
+from convexformer.solvers.working_set.token_sweep import token_gradients
 
 
 class BlockDescent(WorkingSetStep):
@@ -43,7 +44,8 @@ class BlockDescent(WorkingSetStep):
         width, from_tolerance = options.single_spectra
         single = Z.shape[-2] >= width and tolerance >= from_tolerance
         self.objective, self.beta = objective, objective.beta
-        self.store = BlockStore.of(objective, single_spectra=single)
+        rotated = objective.n_rows <= options.rows_turned * objective.n_outputs
+        self.store = BlockStore.of(objective, single_spectra=single, rotated=rotated)
         self.options, self.gap = options, np.inf
         self.shape = Z.shape
         self.divisor = np.where(self.store.root > 0, self.store.root, 1.0)
@@ -161,12 +163,17 @@ class BlockDescent(WorkingSetStep):
         """Move the state by ``U: (c, N)``, of which ``intercept: (c,)`` is a part."""
 
     def _gradients(self, groups: np.ndarray) -> None:
-        compiled.gradients(groups, self.store.index, self.store.data, self.R, self.G)
+        at, starts = self.store, self.store.starts(groups)
+        if self._at_once(groups, starts):
+            token_gradients(groups, starts, at.index, at.X, at.gates, at.gated, self.R, self.G)
+        else:
+            compiled.gradients(groups, at.index, at.data, self.R, self.G)
 
     def _at_once(self, groups: np.ndarray, starts: np.ndarray) -> bool:
-        """Tell whether sweeps move all columns of a slice at once: there are several, and float32 is exact enough."""
-        several = len(groups) >= self.options.columns_at_once * (len(starts) - 1) > 0
-        return several and self.gap > self.options.single_until
+        """Tell whether all columns of a slice are taken at once: several, or long ones, and float32 is exact enough."""
+        several = len(groups) >= self.options.columns_at_once * (len(starts) - 1)
+        long = not self.store.gated and self.R.shape[1] >= self.options.rows_at_once
+        return len(groups) > 0 and (several or long) and self.gap > self.options.single_until
 
     def _newton(self, active: np.ndarray, gap: float, late: Callable[[], bool]) -> None:
         """Take a Newton step on these groups."""

@@ -4,7 +4,7 @@ Groups are numbered ``j``; group ``j`` is the column ``z_j: (d,)`` of token ``to
 ``output[j]``. Its features are ``X[token[j]]: (N, d)``, of which the gate keeps ``rows[first[gate] : first[gate + 1]]``.
 ``R: (c, N)`` holds the residuals ``sqrt(w) (f - y)``; the rows of ``X`` carry the same ``sqrt(w)``.
 
-Without gates the channels of a token are its principal axes from its first move on
+Where the spectra say ``rotated`` the channels of a token are its principal axes from its first move on
 (:func:`~convexformer.solvers.working_set.spectra.first_visit`): blocks are then diagonal, and nothing need be turned.
 """
 

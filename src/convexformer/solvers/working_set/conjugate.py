@@ -59,9 +59,9 @@ def adjoint(V: Any, features: Any, G: Any) -> None:
 
 @njit(cache=True, nogil=True)
 def turn(P: Any, features: Any, back: bool, out: Any) -> None:
-    """``out_j = U^T p_j`` for all groups of each slice, or (``back``) ``U p_j``; without gates these are the channels."""
-    _, _, starts, _, _, gated, axes, _ = features
-    if not gated:
+    """``out_j = U^T p_j`` for all groups of each slice, or (``back``) ``U p_j``; a copy where no axes are given."""
+    _, _, starts, _, _, _, axes, _ = features
+    if axes.shape[0] == 0:
         out[:] = P
         return
     for i in range(starts.shape[0] - 1):

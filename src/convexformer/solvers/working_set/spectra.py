@@ -44,8 +44,9 @@ def _thin_axes(B: Any, floor: float, values: Any, vectors: Any) -> None:
     """
     m, d = B.shape
     Q, R = np.linalg.qr(np.ascontiguousarray(B.T))
+    Q, R = np.ascontiguousarray(Q), np.ascontiguousarray(R)
     small, W = np.empty(m), np.empty((m, m), B.dtype)
-    _axes(np.dot(R, np.ascontiguousarray(R.T)), floor, small, W)
+    _axes(np.dot(R, R.T), floor, small, W)
     values[: d - m], vectors[:, : d - m] = 0.0, 0.0
     values[d - m :], vectors[:, d - m :] = small, np.dot(Q, W)
 
@@ -119,7 +120,7 @@ def prepare(
 
 @njit(cache=True, nogil=True)
 def prepare_slices(slices: Any, data: Any, spectra: Any) -> None:
-    """Compute the spectra of these slices, where they are not known yet; without gates turn their tokens to those axes."""
+    """Compute spectra of these slices, where they are not known yet; where ``rotated`` turn their tokens to those axes."""
     X, rows, first, root, total = data
     values, vectors, means, ready, rotated, single = spectra
     for b in slices:
@@ -129,9 +130,9 @@ def prepare_slices(slices: Any, data: Any, spectra: Any) -> None:
         prepare(X[k], rows[first[u] : first[u + 1]], root, total, rotated, single, values[b], vectors[b], means[b])
         ready[b] = True
         if rotated:
-            axes = vectors[b].astype(np.float32)
-            for start in range(0, X.shape[1], GATHERED_ROWS):
-                X[k, start : start + GATHERED_ROWS] = np.dot(X[k, start : start + GATHERED_ROWS], axes)
+            axes, features = vectors[b].astype(np.float32), X[k]
+            for start in range(0, len(features), GATHERED_ROWS):
+                features[start : start + GATHERED_ROWS] = np.dot(features[start : start + GATHERED_ROWS], axes)
             means[b] = np.dot(means[b], vectors[b])
 
 
@@ -142,5 +143,5 @@ def first_visit(b: int, data: Any, spectra: Any, G: Any, correction: Any, n_outp
     vectors, rotated = spectra[1], spectra[4]
     if rotated:
         G[:] = np.dot(G, vectors[b])
-        own = slice(b * n_outputs, (b + 1) * n_outputs)
-        correction[own] = np.dot(correction[own], vectors[b])
+        first, end = b * n_outputs, (b + 1) * n_outputs
+        correction[first:end] = np.dot(correction[first:end], vectors[b])

@@ -19,13 +19,20 @@ from convexformer.solvers.working_set.support import TokenSupport
 class BlockStore:
     """Token-major features in float32, filled token by token as the working set grows, with Gram matrices' spectra.
 
-    Without gates the channels of a token that moves are its principal axes, and so must be those of its weights
+    Where it is ``rotated`` the channels of a token that moves are its principal axes, and so must be those of its weights
     (:meth:`to_axes`, :meth:`from_axes`); with gates, whose slices of one token have different axes, they stay. Untouched
     tokens cost no memory. The rows carry ``sqrt(w)``. One store serves all betas of a path.
     """
 
     def __init__(
-        self, parts: TokenFeatures, w: Tensor, n_outputs: int, intercept: bool, *, single_spectra: bool = False
+        self,
+        parts: TokenFeatures,
+        w: Tensor,
+        n_outputs: int,
+        intercept: bool,
+        *,
+        single_spectra: bool = False,
+        rotated: bool = True,
     ) -> None:
         self.source = parts.features.numpy()  # (R, s, d)
         R, s, d = self.source.shape
@@ -39,25 +46,27 @@ class BlockStore:
         self.data = (self.X, rows, first, self.root, float(w.sum()) if intercept else 0.0)
         self.gated, self.gates = parts.gates is not None, np.ascontiguousarray(gates.T, np.float32)  # (g, R)
         values, vectors, means = np.empty((g * s, d)), np.empty((g * s, d, d)), np.empty((g * s, d))
-        self.spectra = (values, vectors, means, np.zeros(g * s, bool), not self.gated, single_spectra)
+        self.rotated = rotated and not self.gated
+        self.spectra = (values, vectors, means, np.zeros(g * s, bool), self.rotated, single_spectra)
         gate, token, output = (np.ascontiguousarray(row) for row in np.indices((g, s, n_outputs)).reshape(3, -1))
         self.index = (token, gate, output)
         self.slice = gate * s + token  # of each group
 
     @classmethod
-    def of(cls, objective: Objective, *, single_spectra: bool = False) -> BlockStore:
+    def of(cls, objective: Objective, *, single_spectra: bool = False, rotated: bool = True) -> BlockStore:
         """Return the store of this objective, made once for all its betas.
 
-        ``single_spectra``: computed in float32, in half the time, which leaves relative gaps of 1e-6.
+        ``single_spectra``: computed in float32, in half the time, which leaves relative gaps of 1e-6. ``rotated``: tokens
+        without gates are turned to their axes, so that blocks are diagonal; else blocks are turned at each visit.
         """
         w, intercept = objective.sample_weight, objective.intercept
 
         def make() -> BlockStore:
             parts = objective.operator.token_features()
             assert parts is not None, "the working-set solver requires slices of tokens"
-            return cls(parts, w, objective.n_outputs, intercept, single_spectra=single_spectra)
+            return cls(parts, w, objective.n_outputs, intercept, single_spectra=single_spectra, rotated=rotated)
 
-        return STORES.get(objective.operator, make, w, intercept, single_spectra)
+        return STORES.get(objective.operator, make, w, intercept, single_spectra, rotated)
 
     def load(self, slices: np.ndarray) -> None:
         """Copy the features of the tokens of these slices, where they are not there yet."""
@@ -72,13 +81,13 @@ class BlockStore:
 
     def to_axes(self, Z: np.ndarray, slices: np.ndarray) -> None:
         """Turn the weights or gradients ``Z: (J, d)`` of these slices to the channels of the store, in place."""
-        if not self.gated:
+        if self.rotated:
             by_slice, slices = Z.reshape(-1, self.n_outputs, Z.shape[1]), slices[self.spectra[3][slices]]
             by_slice[slices] = by_slice[slices] @ self.spectra[1][slices]
 
     def from_axes(self, Z: np.ndarray, slices: np.ndarray) -> None:
         """Undo :meth:`to_axes`."""
-        if not self.gated:
+        if self.rotated:
             by_slice, slices = Z.reshape(-1, self.n_outputs, Z.shape[1]), slices[self.spectra[3][slices]]
             by_slice[slices] = by_slice[slices] @ self.spectra[1][slices].transpose(0, 2, 1)
 
@@ -96,7 +105,7 @@ class BlockStore:
         self.prepare(np.unique(self.slice[groups]))
         token, gate, output = (row[groups] for row in self.index)
         gates = self.gates if self.gated else None
-        return TokenSupport(self.X, self.root, gates, (token, gate, output), *self.spectra[:2])
+        return TokenSupport(self.X, self.root, gates, (token, gate, output), *self.spectra[:2], rotated=self.rotated)
 
 
 STORES: Workspace[BlockStore] = Workspace()

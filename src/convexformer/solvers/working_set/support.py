@@ -16,7 +16,8 @@ class TokenSupport:
 
     One product a token, with the columns in use of all its gates side by side. ``X: (s, N, d)`` in float32, whose rows
     carry ``root: (N,)``; ``gates: (g, N)`` or None; ``token, gate, output: (J,)`` of each group, sorted by token, then gate;
-    spectra ``values: (B, d)`` and ``vectors: (B, d, d)`` of slices ``gate * s + token``.
+    spectra ``values: (B, d)`` and ``vectors: (B, d, d)`` of slices ``gate * s + token``, whose vectors are the channels of
+    ``X`` where it is ``rotated``.
     """
 
     def __init__(
@@ -27,6 +28,8 @@ class TokenSupport:
         index: tuple[np.ndarray, np.ndarray, np.ndarray],
         values: np.ndarray,
         vectors: np.ndarray,
+        *,
+        rotated: bool,
     ) -> None:
         token, gate, _ = index
         self.X, self.index, self.root = X, index, root
@@ -36,7 +39,9 @@ class TokenSupport:
         """``(J, d)`` eigenvalues of each group's Gram matrix."""
         self.token_starts, slice_starts = _runs(token), _runs(slices)
         runs = slices[slice_starts[:-1]]
-        axes = vectors[runs if self.gated else runs[:0]].astype(np.float32)  # (runs, d, d)
+        axes = vectors[runs[:0] if rotated else runs].astype(
+            np.float32
+        )  # (runs, d, d), none where they are the channels
         self.features: tuple[Any, ...] = (X, self.token_starts, slice_starts, index, self.gates, self.gated, axes, root)
         """What the loops of :mod:`~convexformer.solvers.working_set.conjugate` need."""
 

@@ -83,6 +83,19 @@ def _follow(columns: Any, output: Any, U: Any, R: Any, H: Any, softmax: bool, al
 
 
 @njit(cache=True, nogil=True)
+def token_gradients(groups: Any, starts: Any, index: Any, X: Any, gates: Any, gated: bool, R: Any, G: Any) -> None:
+    """``G[j] = X_k^T (gate_j * R[output_j])`` for groups that are sorted by slice, which begin at ``starts``, in float32."""
+    token, gate, output = index
+    for i in range(starts.shape[0] - 1):
+        columns = groups[starts[i] : starts[i + 1]]
+        V = np.empty((columns.shape[0], R.shape[1]), np.float32)
+        _gather(columns, output, R, gates[gate[columns[0]]], gated, V)
+        own = np.dot(V, X[token[columns[0]]])
+        for m in range(columns.shape[0]):
+            G[columns[m]] = own[m]
+
+
+@njit(cache=True, nogil=True)
 def token_sweep(
     groups: Any,
     starts: Any,

@@ -14,7 +14,7 @@ from convexformer.solvers.working_set import compiled
 from convexformer.solvers.working_set.newton import GroupModel, newton_step
 from convexformer.solvers.working_set.options import NewtonOptions
 from convexformer.solvers.working_set.store import BlockStore
-from convexformer.solvers.working_set.token_sweep import token_sweep
+from convexformer.solvers.working_set.token_sweep import token_gradients, token_sweep
 
 
 def kernels(quadratic: bool) -> Kernels:
@@ -29,6 +29,7 @@ def _compile_all(quadratic: bool) -> None:
     store.load(np.zeros(1, int))
     Z, correction, R, G = np.zeros((4, 2, 2))
     compiled.gradients(groups, store.index, store.data, R, G)
+    token_gradients(groups, starts, store.index, store.X, store.gates, store.gated, R, G)
     if quadratic:
         compiled.sweep(groups, store.index, store.data, store.spectra, 1.0, Z, correction, R)
     H, own, D, scales = np.full((2, 2), 0.5), np.full((2, 2), 0.25), np.zeros((2, 2)), np.ones(2)
