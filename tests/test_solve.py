@@ -187,6 +187,15 @@ def test_an_error_in_a_callback_is_not_swallowed():
 # ---------------------------------------------------------------------- limits
 
 
+def test_iterations_have_a_default_limit_where_time_has_none(monkeypatch):
+    monkeypatch.setattr("convexformer.solvers.run.MAX_ITER", 30)
+    with pytest.warns(ConvergenceWarning, match="30 iterations"):
+        assert cf.solve(problem(), tolerance=1e-6, solver="fista").status is cf.Status.MAX_ITER
+    solution = cf.solve(problem(), tolerance=1e-6, solver="fista", max_time=1e9)
+    assert solution.status is cf.Status.CONVERGED
+    assert solution.n_iter > 30
+
+
 def test_max_iter_warns_and_certifies_what_there_is():
     with pytest.warns(ConvergenceWarning, match="max_iter.*7 iterations"):
         solution = cf.solve(problem(), tolerance=1e-8, max_iter=7, solver="fista")

@@ -50,8 +50,9 @@ def solve(
         ``"auto"``, or a name of ``convexformer.solvers.SOLVERS``; ``convexformer.solvers.explain(problem)`` says which
         one auto takes and why, and who takes over if it stalls. A solver asked for by name runs alone.
     max_iter, max_time : optional
-        Limits on iterations and seconds. The time counts from this call on, with set-up, compilation and gap checks;
-        at most one product with the operator and the last certificate come after it.
+        Limits on iterations (by default 100,000, or none where ``max_time`` is given) and on seconds. The time counts
+        from this call on, with set-up, compilation and gap checks; at most one product with the operator and the last
+        certificate come after it.
     warm_start : Solution, network of the same head, Weights or Tensor, optional
         Where to start.
     callback : callable, optional

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from dataclasses import dataclass
 from typing import final
 
@@ -24,7 +25,8 @@ from convexformer.solvers.turn import Turn
 from convexformer.threads import few_threads
 from convexformer.weights import Weights
 
-MAX_ITER = 20_000
+MAX_ITER = 100_000
+"""Iterations after which a solve without limits of its own ends; with ``max_time`` alone, time decides."""
 ROUNDING = 1e-10  # a float64 solve that stalls below this relative gap has met rounding, which no other solver escapes
 
 
@@ -54,6 +56,11 @@ class Limits:
     max_iter: int | None = None
     max_time: float | None = None
 
+    @property
+    def iterations(self) -> int:
+        """Iterations at most: those asked for; without them as many as the time allows, or ``MAX_ITER``."""
+        return self.max_iter or (MAX_ITER if self.max_time is None else sys.maxsize)
+
 
 def minimise(
     objective: Objective,
@@ -79,7 +86,7 @@ def minimise(
     first = 0
     if checkpoint is not None and (found := checkpoint.resume()) is not None:
         start, first = found
-    monitor = Monitor(objective, limits.tolerance, limits.max_iter or MAX_ITER, clock, callback, bar, checkpoint)
+    monitor = Monitor(objective, limits.tolerance, limits.iterations, clock, callback, bar, checkpoint)
     asked = True
     work = objective.operator.data_size * objective.n_outputs
     with torch.no_grad(), few_threads(objective.like, work):
