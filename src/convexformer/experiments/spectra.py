@@ -36,6 +36,7 @@ def run(
     preset: str | None = None,
     seeds: int | None = None,
     budget: int | None = None,
+    resume: bool = False,
 ) -> dict[str, Any]:
     """Run the experiment; write figures, summary, ``results.json`` and ``config.json`` to ``output``.
 
@@ -43,7 +44,7 @@ def run(
     """
     title = "Spectra of the weights over training"
     stacks = TrainedStacks.begin(
-        "spectra", title, output, quick, preset, console, seeds, budget, quick_seeds=1, quick_preset="report"
+        "spectra", title, output, quick, preset, console, seeds, budget, resume, quick_seeds=1, quick_preset="report"
     )
     division, period = modular_division(97), periodicity(97)
     if "tuned" in stacks.presets or "paper" in stacks.presets:
