@@ -84,7 +84,10 @@ class TrainedStacks:
         every_one = tuple(each for each in presets if each != "all")
         study = Study.begin(name, title, output, quick, console)
         count = (quick_seeds if quick else FULL_SEEDS) if seeds is None else seeds
-        chosen_ones, kept = every_one if chosen == "all" else (chosen,), study.output / "checkpoints" if resume else None
+        chosen_ones, kept = (
+            every_one if chosen == "all" else (chosen,),
+            study.output / "checkpoints" if resume else None,
+        )
         return cls(study, chosen_ones, pick_device("auto"), count, budget, kept)
 
     @property
