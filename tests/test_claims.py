@@ -106,6 +106,21 @@ def test_a_quick_run_counts_where_a_full_one_lacks_the_test():
     assert claims_registry.measured(claim, Records({}, {"grokking": [full, quick]})) == ("5", "not reproduced")
 
 
+def test_the_run_with_most_seeds_counts():
+    claim = Claim("Ours", "figure 1", "faster", Found("grokking", "figure 1", "^faster"))
+    one, five = ({**finding("faster", "reproduced", str(n)), "seeds": n} for n in (1, 5))
+    five["verdict"] = "not reproduced"
+    for order in ([one, five], [five, one]):
+        assert claims_registry.measured(claim, Records({}, {"grokking": order})) == ("5", "not reproduced")
+    five["verdict"] = "not tested"
+    for order in ([one, five], [five, one]):
+        assert claims_registry.measured(claim, Records({}, {"grokking": order})) == ("1 (one seed)", "reproduced")
+    other = {**finding("faster, case 2", "not reproduced"), "seeds": 1}
+    text, verdict = claims_registry.measured(claim, Records({}, {"grokking": [one, five, other]}))
+    assert verdict == "partly"
+    assert text == "faster: 1; faster, case 2: 5 (one seed)"
+
+
 def test_records_of_before_claims_had_one_form_are_read():
     old = {"claims": [{"source": "the report, figure 1", "claim": "a", "measured": "b", "holds": False}]}
     (one,) = claims_registry.findings_of(old)

@@ -24,9 +24,10 @@ def tiny(monkeypatch):
     """The same programs on a smaller task, for few iterations."""
     train = deep_study.train
 
-    def few(model, task, training, device):
+    def few(model, task, training, device, checkpoint=None):
         every = None if training.spectra_every is None else 10
-        return train(model, task, training.but(iterations=40, evaluate_every=10, spectra_every=every), device="cpu")
+        short = training.but(iterations=40, evaluate_every=10, spectra_every=every)
+        return train(model, task, short, device="cpu", checkpoint=checkpoint)
 
     monkeypatch.setattr(deep_study, "train", few)
     monkeypatch.setattr(deep_costs, "STEPS", 2)
@@ -109,7 +110,7 @@ def test_seeds_and_budget_come_from_the_command_line(tiny, tmp_path, monkeypatch
     short = deep_study.train
     wanted = []
     monkeypatch.setattr(
-        deep_study, "train", lambda model, task, training, device: (
+        deep_study, "train", lambda model, task, training, device, checkpoint: (
             wanted.append((len(model.seeds), training.iterations)) or short(model, task, training, device)
         ),
     )  # fmt: skip
@@ -120,11 +121,31 @@ def test_seeds_and_budget_come_from_the_command_line(tiny, tmp_path, monkeypatch
     assert json.loads(done.stdout)["config"]["full_budgets"]["report-convex"] == 300_000
 
 
+def test_a_study_goes_on_from_the_trainings_that_are_there(tmp_path):
+    """A run of 10 iterations, one of 30 that goes on from it, and one of 10 that finds more than it asks for."""
+    curves, budgets = [], []
+    for resume, folder, limit in ((True, "a", 10), (True, "a", 30), (True, "a", 10), (False, "b", 30)):
+        stacks = deep_study.TrainedStacks.begin(
+            "grokking", "a title", tmp_path / folder, False, "tuned", Console(quiet=True), seeds=1, resume=resume
+        )
+        recipe = deep.recipe("convex-1").but(iterations=limit, evaluate_every=5, target=None)
+        stacks.train("convex-1 mod 11", recipe, modular_division(11))
+        curves.append(stacks.runs["convex-1 mod 11"].history)
+        budgets.append(stacks.recipes["convex-1 mod 11"].training.iterations)
+    assert [each.iteration[-1] for each in curves] == [10, 30, 30, 30]
+    assert budgets == [10, 30, 30, 30]
+    np.testing.assert_array_equal(curves[1].train_loss, curves[3].train_loss)
+    assert curves[2].seconds[-1] == curves[1].seconds[-1]  # not trained again
+    assert [file.name for file in (tmp_path / "a/checkpoints").iterdir()] == ["convex-1-mod-11.safetensors"]
+    assert not (tmp_path / "b/checkpoints").exists()
+
+
 def test_options_that_an_experiment_does_not_have_are_bad_input(tmp_path):
     for words, message in (
         (("experiment", "grokking", "--preset", "tunned"), "Did you mean 'tuned'"),
         (("experiment", "implicit-bias", "--preset", "tuned"), "has no presets"),
         (("experiment", "implicit-bias", "--seeds", "2"), "Leave --seeds out"),
+        (("experiment", "implicit-bias", "--resume"), "Leave --resume out"),
         (("experiment", "grokking", "--budget", "0"), "expected a positive whole number"),
         (("experiment", "spectra", "--preset", "moduli"), "unknown preset 'moduli'"),
     ):

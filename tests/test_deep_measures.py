@@ -6,7 +6,7 @@ import pytest
 from convexformer import deep
 from convexformer.data import modular_division
 from convexformer.deep.history import History, Outcome, Run
-from convexformer.experiments import deep_costs
+from convexformer.experiments import deep_costs, spectra
 from convexformer.experiments import deep_measures as measures
 from convexformer.experiments import deep_verdicts as verdicts
 from convexformer.experiments.study import Verdict
@@ -59,6 +59,22 @@ def test_turning_points_of_a_spectrum():
         False
     ]  # half is not below half
     assert measures.shrinks(spectrum.size("rising"), spectrum.size("generalised")).all()
+
+
+@pytest.mark.parametrize(
+    ("test", "verdict"),
+    [
+        ([0, 1, 1, 1], Verdict.YES),
+        ([0, 0, 0, 1], Verdict.OPEN),  # generalised at the last evaluation
+        ([0, 0.5, 0.5, 0.5], Verdict.YES),  # a plateau
+        ([0, 0.1, 0.3, 0.6], Verdict.BEYOND),  # still rising, far from 99%
+    ],
+)
+def test_ranks_past_generalisation_need_a_model_that_generalises(test, verdict):
+    run = run_of(test, spectra=[[1, 0.1], [1, 0.2], [1, 0.5], [1, 1]])
+    for layer in ("Z1", "Z2"):
+        run.history.spectra[layer] = run.history.spectra["Z"]
+    assert spectra.rises_past(run).verdict is verdict
 
 
 @pytest.mark.parametrize(

@@ -122,6 +122,10 @@ def experiment(
     budget: Annotated[
         int | None, typer.Option(help="Iterations that no model may exceed, where an experiment trains.")
     ] = None,
+    resume: Annotated[
+        bool,
+        typer.Option("--resume", help="Keep each training in OUTPUT/checkpoints, and go on from those that are there."),
+    ] = False,
     data: Annotated[str | None, typer.Option(help="File of activations, for student-teacher.")] = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -140,7 +144,7 @@ def experiment(
     with user_errors():
         entry = experiment_of(name)
         folder = output or Path("runs") / name
-        options = entry.options(preset, data, seeds, budget)
+        options = entry.options(preset, data, seeds, budget, resume)
         result = entry.load()(folder, quick=quick, console=Console(stderr=True) if as_json else out, **options)
     if as_json:
         print_json(result)

@@ -92,12 +92,14 @@ class Records:
 
 
 def _findings(files: list[Path]) -> list[dict[str, Any]]:
-    """Collect the claims of recorded runs, those of quick runs marked as such."""
+    """Collect the claims of recorded runs, with the number of seeds, those of quick runs marked as such."""
     found: list[dict[str, Any]] = []
     for file in files:
         record = json.loads(file.read_text())
         if isinstance(record, dict):
-            found += [{**each, "quick": file.stem.endswith("_quick")} for each in findings_of(record)]
+            seeds = record.get("config", {}).get("seeds", ())  # a list, or how many
+            own = {"quick": file.stem.endswith("_quick"), "seeds": seeds if isinstance(seeds, int) else len(seeds)}
+            found += [{**each, **own} for each in findings_of(record)]
     return found
 
 
@@ -127,21 +129,30 @@ def measured(claim: Claim, records: Records) -> tuple[str, str]:
 
 
 def _of_findings(found: list[dict[str, Any]]) -> tuple[str, str]:
-    """Join the findings that were tested: all of one verdict, or partly. Quick runs count where full ones lack a test."""
+    """Join the findings that were tested: all of one verdict, or partly.
+
+    Quick runs count where full ones lack a test; of runs of the same claim, the one with most seeds.
+    """
     if not found:
         return "not among the claims of the runs at hand", Verdict.OPEN.value
     tested = [each for each in found if each["verdict"] != Verdict.OPEN.value]
     if not tested:
         return "; ".join(dict.fromkeys(str(each["measured"]) for each in found)), Verdict.OPEN.value
     full = [each for each in tested if not each.get("quick", False)]
-    chosen = full or tested
+    ranked = sorted(full or tested, key=lambda each: int(each.get("seeds", 0)))  # stable: the last is the best
+    best = {(each["source"], each["claim"]): each for each in ranked}
+    chosen = [each for each in full or tested if any(each is one for one in best.values())]
     verdicts = {str(each["verdict"]) for each in chosen}
     text = (
         str(chosen[0]["measured"])
         if len(chosen) == 1
         else "; ".join(f"{each['claim']}: {each['measured']}" for each in chosen)
     )
-    return text if full else f"{text} (a quick run)", verdicts.pop() if len(verdicts) == 1 else Verdict.PARTLY.value
+    if not full:
+        text += " (a quick run)"
+    elif all(each.get("seeds") == 1 for each in chosen):
+        text += " (one seed)"
+    return text, verdicts.pop() if len(verdicts) == 1 else Verdict.PARTLY.value
 
 
 def rows(claims: Iterable[Claim], records: Records) -> list[list[str]]:

@@ -7,6 +7,7 @@ the machine. A quick run, or one with ``budget=``, has smaller budgets than a fu
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -51,6 +52,8 @@ class TrainedStacks:
     seeds: int
     budget: int | None = None
     """Iterations that no model may exceed."""
+    checkpoints: Path | None = None
+    """Where each model's training is kept, to go on from; None keeps none."""
     runs: dict[str, Run] = field(default_factory=dict)
     recipes: dict[str, Recipe] = field(default_factory=dict)
     full: dict[str, int] = field(default_factory=dict)
@@ -71,6 +74,7 @@ class TrainedStacks:
         console: Console | None,
         seeds: int | None = None,
         budget: int | None = None,
+        resume: bool = False,
         quick_seeds: int = 2,
         quick_preset: str = "tuned",
     ) -> TrainedStacks:
@@ -80,7 +84,11 @@ class TrainedStacks:
         every_one = tuple(each for each in presets if each != "all")
         study = Study.begin(name, title, output, quick, console)
         count = (quick_seeds if quick else FULL_SEEDS) if seeds is None else seeds
-        return cls(study, every_one if chosen == "all" else (chosen,), pick_device("auto"), count, budget)
+        chosen_ones, kept = (
+            every_one if chosen == "all" else (chosen,),
+            study.output / "checkpoints" if resume else None,
+        )
+        return cls(study, chosen_ones, pick_device("auto"), count, budget, kept)
 
     @property
     def quick(self) -> bool:
@@ -98,7 +106,9 @@ class TrainedStacks:
         recipe = recipe.but(iterations=min(limit for limit in limits if limit is not None))
         model = recipe.model(task, seeds=self.seeds)
         with console.status(f"{recipe.label}, {task.name}: {self.seeds} seeds on {self.device.type}"):
-            run = train(model, task, recipe.training, device=self.device)
+            run = train(model, task, recipe.training, device=self.device, checkpoint=self._checkpoint(key))
+        # a training that was kept may be longer than this budget
+        recipe = recipe.but(iterations=max(recipe.training.iterations, int(run.history.iteration[-1])))
         self.runs[key], self.recipes[key] = run, recipe
         reached = int(np.isfinite(run.iterations_to()).sum())
         console.print(
@@ -148,6 +158,13 @@ class TrainedStacks:
         """Whether a model had less than its full budget and, unless ``whole``, some seed is below 99% test accuracy."""
         less = self.recipes[key].training.iterations < self.full[key]
         return less and (whole or not bool(np.isfinite(self.runs[key].iterations_to()).all()))
+
+    def _checkpoint(self, key: str) -> Path | None:
+        """Return the file of a model's training, in a folder that is made."""
+        if self.checkpoints is None:
+            return None
+        self.checkpoints.mkdir(parents=True, exist_ok=True)
+        return self.checkpoints / f"{re.sub('[^a-z0-9]+', '-', key)}.safetensors"
 
     def _budget(self, keys: tuple[str, ...]) -> str:
         """Write the budgets of models, and the seeds."""

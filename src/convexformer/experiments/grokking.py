@@ -36,11 +36,12 @@ def run(
     preset: str | None = None,
     seeds: int | None = None,
     budget: int | None = None,
+    resume: bool = False,
 ) -> dict[str, Any]:
     """Run the experiment; write figures, summary, ``results.json`` and ``config.json`` to ``output``."""
     title = "Grokking: division mod 97"
     quick_seeds = 2 if preset in (None, "tuned") else 1
-    stacks = TrainedStacks.begin("grokking", title, output, quick, preset, console, seeds, budget, quick_seeds)
+    stacks = TrainedStacks.begin("grokking", title, output, quick, preset, console, seeds, budget, resume, quick_seeds)
     task = modular_division(MODULUS)
     if "tuned" in stacks.presets:
         _tuned(stacks, task)

@@ -35,6 +35,7 @@ def run(
     preset: str | None = None,
     seeds: int | None = None,
     budget: int | None = None,
+    resume: bool = False,
 ) -> dict[str, Any]:
     """Run the experiment; write figures, summary, ``results.json`` and ``config.json`` to ``output``.
 
@@ -43,7 +44,7 @@ def run(
     """
     title = "Division mod 15: 120 pairs"
     stacks = TrainedStacks.begin(
-        "mod15", title, output, quick, preset, console, seeds, budget, quick_seeds=1, quick_preset="all"
+        "mod15", title, output, quick, preset, console, seeds, budget, resume, quick_seeds=1, quick_preset="all"
     )
     task = modular_division(15)
     curves: dict[str, dict[float, np.ndarray]] = {}

@@ -38,10 +38,13 @@ def run(
     preset: str | None = None,
     seeds: int | None = None,
     budget: int | None = None,
+    resume: bool = False,
 ) -> dict[str, Any]:
     """Run the experiment; write figures, summary, ``results.json`` and ``config.json`` to ``output``."""
     title = "Periodicity: (1/x + y^2) (2x mod 6) mod 97"
-    stacks = TrainedStacks.begin("periodicity", title, output, quick, preset, console, seeds, budget, quick_seeds=1)
+    stacks = TrainedStacks.begin(
+        "periodicity", title, output, quick, preset, console, seeds, budget, resume, quick_seeds=1
+    )
     task = periodicity(97)
     zero = float((task.y == 0).double().mean())
     if "tuned" in stacks.presets or "paper" in stacks.presets:  # Ergen et al. have no such task

@@ -1,8 +1,9 @@
 """The experiments by name. Each is a function ``run(output, *, quick, console) -> dict`` that writes a folder.
 
 The result holds ``"certified"``: whether every optimum is certified and, for ``implicit-bias``, every prediction held; and
-``"untested"``: how many claims its mode could not test. Those on trained stacks also take a ``preset``, ``seeds`` (how many)
-and a ``budget`` (iterations that no model exceeds); their claims and measurements do not affect ``"certified"``.
+``"untested"``: how many claims its mode could not test. Those on trained stacks also take a ``preset``, ``seeds`` (how
+many), a ``budget`` (iterations that no model exceeds) and ``resume`` (keep each training in ``output/checkpoints`` and go
+on from what is there); their claims and measurements do not affect ``"certified"``.
 """
 
 from __future__ import annotations
@@ -39,7 +40,12 @@ class Experiment:
         return run
 
     def options(
-        self, preset: str | None, data: str | None = None, seeds: int | None = None, budget: int | None = None
+        self,
+        preset: str | None,
+        data: str | None = None,
+        seeds: int | None = None,
+        budget: int | None = None,
+        resume: bool = False,
     ) -> dict[str, Any]:
         """Return the keyword arguments for what was given; those that the experiment does not take are an error."""
         if data is not None and not self.data:
@@ -53,9 +59,11 @@ class Experiment:
                 )
             if value is not None and value < 1:
                 raise ValueError(f"{name}={value} was given; expected a positive whole number.")
+        if resume and not self.presets:
+            raise ValueError("resume was given; this experiment trains no stacks of layers. Leave --resume out.")
         if preset is not None:
             one_of("preset", preset, self.presets)
-        given = {"preset": preset, "data": data, "seeds": seeds, "budget": budget}
+        given = {"preset": preset, "data": data, "seeds": seeds, "budget": budget, "resume": resume or None}
         return {name: value for name, value in given.items() if value is not None}
 
 
