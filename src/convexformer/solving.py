@@ -65,10 +65,10 @@ def solve(
     limits = check_limits(tolerance, max_iter, max_time)
     objective = problem.objective
     seen = warm_start.solver if isinstance(warm_start, Solution) else ""
-    picked = pick(solver, objective, seen)  # fail before any work if the solver cannot handle this objective
-    start = None if warm_start is None else _start(problem, warm_start)
     bar = GapBar(f"{problem.head.name}, beta {problem.beta:.3g}", tolerance) if progress else None
     with bar or nullcontext():
+        picked = pick(solver, objective, seen)  # fail before any work if the solver cannot handle this objective
+        start = None if warm_start is None else _start(problem, warm_start)
         result = minimise(
             objective,
             limits,

@@ -86,7 +86,7 @@ def certificate(problem: Objective | HasObjective, weights: Weights) -> Certific
 
     ``problem`` is an objective, or a problem that has one.
     """
-    objective = objective_of(problem).reference()
+    objective = objective_of(problem).guarded(None).reference()
     weights = weights.to(device=objective.targets.device, dtype=torch.float64)
     if weights.shape != objective.weight_shape:
         raise ValueError(f"the weights have shape {weights.shape}; this problem expects {objective.weight_shape}.")

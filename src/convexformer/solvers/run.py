@@ -88,9 +88,10 @@ def minimise(
                 compile_in_time({**objective.loss.kernels, **chosen.kernels(objective)}, lambda: clock.late)
             _run_line(line, objective, start, monitor, turn_of(line, objective) if solver == "auto" else None)
         except KeyboardInterrupt:
-            monitor.status, asked = Status.INTERRUPTED, False
+            asked = False
             if not monitor.history:
                 raise
+            monitor.interrupt()
         if checkpoint is not None:
             checkpoint.keep(monitor.best, monitor.iteration, now=True)
         proof = monitor.proof()
@@ -168,13 +169,15 @@ def _run(
 
     A decomposition that fails is a stall where there is something to go on with: another precision, another solver.
     """
-    suited = solver.prepare(objective)
+    formed = _formed(solver, objective, start)
+    suited = monitor.watched(solver.prepare(objective))
     least = 0.0 if last else FASTER_ELSEWHERE
     monitor.watch(suited, objective, solver.name, patience=solver.patience, least_gain=least, turn=turn)
+    monitor.hold(formed.Z, None, formed.intercept)
     try:
-        solver.solve(suited, _formed(solver, objective, start), monitor)
+        solver.solve(suited, formed, monitor)
     except TimeUp:
-        pass
+        monitor.end()
     except torch.linalg.LinAlgError:
         if (last and objective.like.dtype == torch.float64) or not monitor.history:
             raise

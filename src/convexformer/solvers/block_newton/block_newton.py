@@ -112,7 +112,9 @@ class _Run:
             best = min(best, look.gap)
             if look.gap <= tolerance or waited >= options.patience or last:
                 in_dtype = replace(look.at, V=look.at.V.to(objective.like))
-                monitor.check(self.blocks.weights(point.alpha, eta, beta), in_dtype)
+                Z = self.blocks.weights(point.alpha, eta, beta)
+                monitor.hold(Z, None, look.at.intercept, look.primal)
+                monitor.check(Z, in_dtype)
                 inner = max(inner / 10, 1e-15)  # the certificate may want more digits than the estimate
             if monitor.done:
                 return
