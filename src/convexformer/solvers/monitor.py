@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from convexformer.certificates import Certificate, DualPoint, certificate, dual_point
+from convexformer.certificates import Certificate, DualPoint, certificate, dual_point, with_best_intercept
 from convexformer.clock import Clock
 from convexformer.objective import Evaluation, Objective
 from convexformer.operators import BilinearOperator, LowRank
@@ -114,15 +114,7 @@ class Monitor:
 
     def watched(self, objective: Objective) -> Objective:
         """Return the same objective, whose products raise :class:`TimeUp` once the time is up."""
-        if self.clock.max_time == math.inf:
-            return objective
-
-        def guard() -> None:
-            capturing = objective.like.is_cuda and torch.cuda.is_current_stream_capturing()
-            if self.late and not capturing:
-                raise TimeUp
-
-        return objective.guarded(guard)
+        return timed(objective, self.clock)
 
     def hold(self, Z: Operand, outputs: Tensor | None, intercept: Tensor | None, value: float | None = None) -> None:
         """Take note of the point at hand, in case the time is up before it is checked.
@@ -143,8 +135,12 @@ class Monitor:
         if self._done:
             return
         weights = self.last_point()
-        known = self._proof is not None and self._proof[0] is weights
-        proof = self._proof[1] if known and self._proof else certificate(self.whole, weights)
+        if self._proof is not None and self._proof[0] is weights:
+            proof = self._proof[1]
+        elif weights is self._best or self._held is None or self._held.outputs is not None:
+            proof = certificate(self.whole, weights)
+        else:  # without outputs the intercept is that of a point before
+            weights, proof = with_best_intercept(self.whole, weights)
         self._best, self._best_gap, self._proof = weights, proof.relative_gap, (weights, proof)
         self._stop(Status.CONVERGED if proof.meets(self.tolerance) else Status.MAX_TIME)
         self._show(weights, proof.primal, proof.dual, proof.relative_gap)
@@ -161,8 +157,6 @@ class Monitor:
         Z, outputs, b, value = self._held
         if value is None and outputs is None:
             return self._best
-        if outputs is None and self.objective.intercept:  # one product, for the intercept that belongs to these weights
-            b = self.whole.evaluate(self.whole.apply(self.at_hand.Z), b).intercept
         if value is None:
             assert outputs is not None
             at = self.objective.evaluate(outputs, b)
@@ -296,6 +290,19 @@ class Monitor:
 
     def _stop(self, status: Status) -> None:
         self.status, self._done = status, True
+
+
+def timed(objective: Objective, clock: Clock) -> Objective:
+    """Return the same objective, whose products raise :class:`TimeUp` once the time is up."""
+    if clock.max_time == math.inf:
+        return objective
+
+    def guard() -> None:
+        capturing = objective.like.is_cuda and torch.cuda.is_current_stream_capturing()
+        if clock.late and not capturing:
+            raise TimeUp
+
+    return objective.guarded(guard)
 
 
 def is_true(answer: object) -> bool:

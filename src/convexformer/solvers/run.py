@@ -18,7 +18,7 @@ from convexformer.registry import one_of
 from convexformer.solvers.auto import SOLVERS, resumed, select, solver_for, successors, turn_of
 from convexformer.solvers.base import Solver
 from convexformer.solvers.checkpoint import Checkpoint
-from convexformer.solvers.monitor import FASTER_ELSEWHERE, Callback, Monitor, TimeUp
+from convexformer.solvers.monitor import FASTER_ELSEWHERE, Callback, Monitor, TimeUp, timed
 from convexformer.solvers.status import Record, Status
 from convexformer.solvers.turn import Turn
 from convexformer.threads import few_threads
@@ -74,7 +74,7 @@ def minimise(
     what :func:`pick` has said, where it was asked before.
     """
     clock = Clock(limits.max_time) if clock is None else clock
-    chosen = picked or pick(solver, objective)
+    chosen = picked or pick(solver, objective, clock=clock)
     line = [chosen, *(successors(chosen.name, objective) if solver == "auto" else ())]
     first = 0
     if checkpoint is not None and (found := checkpoint.resume()) is not None:
@@ -128,14 +128,20 @@ def _run_line(
         start = monitor.best
 
 
-def pick(name: str, objective: Objective, seen: str = "") -> Solver:
+def pick(name: str, objective: Objective, seen: str = "", clock: Clock | None = None) -> Solver:
     """Return the solver of that name, ``"auto"`` by the table; raise where it does not serve the objective.
 
-    ``seen`` are the solvers behind the solution that the solve starts from.
+    ``seen`` are the solvers behind the solution that the solve starts from. Where the time of ``clock`` is up before the
+    table has its numbers, any solver that serves will do.
     """
     one_of("solver", name, ("auto", *SOLVERS))
-    picked = solver_for(select(objective) if name == "auto" else name, objective)
-    return resumed(picked, objective, seen) if name == "auto" else picked
+    if name != "auto":
+        return solver_for(name, objective)
+    try:
+        found = select(objective if clock is None else timed(objective, clock))
+    except TimeUp:
+        return next(each for each in SOLVERS.values() if each.requires(objective) is None)
+    return resumed(solver_for(found, objective), objective, seen)
 
 
 def _formed(solver: Solver, objective: Objective, start: Weights | None) -> Weights:

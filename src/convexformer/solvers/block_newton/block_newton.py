@@ -97,6 +97,9 @@ class _Run:
             steps = {"steps": options.inner_steps, "memory": options.memory}
             point = descend(objective, metric, point, tolerance=inner, **steps)
             look = self._look(point, eta, beta)
+            if objective.guard is not None:  # for features this is a product
+                value = look.primal if beta == objective.beta else None
+                monitor.hold(self.blocks.weights(point.alpha, eta, beta), None, look.at.intercept, value)
             point = Ridge(point.alpha, self._b(look.at), look.at.outputs)
             last = monitor.late or monitor.iteration == monitor.max_iter
             if stages and (look.gap <= tolerance or last):
