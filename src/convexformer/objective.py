@@ -17,7 +17,16 @@ from torch import Tensor
 from convexformer.gauges import Penalty
 from convexformer.jit import interpreted
 from convexformer.losses import Loss
-from convexformer.operators import BilinearOperator, FactoredView, LowRank, Operator
+from convexformer.operators import (
+    BilinearOperator,
+    FactoredView,
+    ImplicitMatrix,
+    LowRank,
+    NeuronOperator,
+    Neurons,
+    Operator,
+    ReLUDual,
+)
 from convexformer.operators.bilinear import frobenius_norm
 from convexformer.rows import LOCAL, Rows
 from convexformer.weights import Operand, Weights, apply_weights
@@ -92,6 +101,8 @@ class Objective:
         Takes every sum over samples.
     offset : float
         A constant, from compressions.
+    guard : callable, optional
+        Called before every product with the operator; it raises where a solve's time is up.
     derived : optional
         What variants of one objective share; leave it out.
     """
@@ -108,6 +119,7 @@ class Objective:
     rows: Rows = LOCAL
     offset: float = 0.0
     """A constant of the loss: the part that :meth:`compressed` removes from the targets."""
+    guard: Callable[[], None] | None = field(default=None, repr=False, compare=False)
     derived: _Derived | None = field(default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -141,21 +153,38 @@ class Objective:
 
     def apply(self, Z: Operand) -> Tensor:
         """``A Z``, shape ``(R, c)``."""
+        self.begin_product()
         return apply_weights(self.operator, Z)
 
     def adjoint(self, V: Tensor) -> Tensor:
         """``A^T V`` over all rows."""
+        self.begin_product()
         return self.rows.total(self.operator.adjoint(V))
 
     def dual_matrix(self, V: Tensor) -> DualMatrix:
         """``-A^T V`` over all rows: a tensor, a linear map, or points of a Hilbert space."""
-        return self.operator.dual_matrix(V, self.rows)
+        self.begin_product()
+        M = self.operator.dual_matrix(V, self.rows)
+        if self.guard is not None and isinstance(M, ImplicitMatrix):
+            M.guard = self.guard
+        if self.guard is not None and isinstance(M, ReLUDual):
+            M = replace(M, guard=self.guard)
+        return M
 
-    def factor_gradients(self, V: Tensor, Z: LowRank) -> tuple[Tensor, Tensor]:
+    def factor_gradients(self, V: Tensor, Z: LowRank | Neurons) -> tuple[Tensor, Tensor]:
         """``M V_j`` and ``M^T U_j`` for ``M = A^T V`` over all rows and each term of ``Z``."""
+        self.begin_product()
+        if isinstance(Z, Neurons):
+            assert isinstance(self.operator, NeuronOperator)
+            return self.operator.factor_gradients(V, Z)
         assert isinstance(self.operator, BilinearOperator)
         GU, GV = self.operator.factor_gradients(V, Z)
         return self.rows.total(GU), self.rows.total(GV)
+
+    def begin_product(self) -> None:
+        """Say that a product with the operator is to begin; solvers call it where they have products of their own."""
+        if self.guard is not None:
+            self.guard()
 
     def evaluate(self, outputs: Tensor, start: Tensor | None = None, *, inexact_intercept: bool = False) -> Evaluation:
         """Evaluate the loss at outputs ``A Z``: value, intercept, gradients.
@@ -239,29 +268,33 @@ class Objective:
         """Return the same objective at another beta; cached quantities of the data are shared."""
         return replace(self, beta=float(beta))
 
+    def guarded(self, guard: Callable[[], None] | None) -> Objective:
+        """Return the same objective with ``guard`` called before every product, also of its variants."""
+        return self if guard is self.guard else replace(self, guard=guard)
+
     def with_exact(self, exact: Callable[[], Objective]) -> Objective:
         """Return the same objective with a function that rebuilds it in float64 from the data."""
         return replace(self, derived=_Derived(self, exact))
 
     def reference(self) -> Objective:
-        """Return the same objective in float64: what certificates are computed with."""
+        """Return the same objective in float64, without a guard where it is another: for certificates."""
         if self.like.dtype == torch.float64:
             return self
         assert self.derived is not None
         if self.derived.exact is None:
             kept = self.derived.reference
             if kept is None:
-                kept = replace(self, operator=self.operator.to(dtype=torch.float64))
+                kept = replace(self, operator=self.operator.to(dtype=torch.float64), guard=None)
                 if self.penalty.of_data:  # kernels are converted row by row, so that keeping this costs little
                     self.derived.reference = kept
             return replace(kept, loss=self.loss, penalty=self.penalty, beta=self.beta, intercept=self.intercept)
         made = self.derived.exact()  # not cached: it may take most of a GPU's memory
         penalty = made.penalty if self.penalty.of_data else self.penalty
-        return replace(made, loss=self.loss, penalty=penalty, beta=self.beta, intercept=self.intercept)
+        return replace(made, loss=self.loss, penalty=penalty, beta=self.beta, intercept=self.intercept, guard=None)
 
     def to(self, *, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> Objective:
         """Return the same objective on another device or in another dtype; targets stay in float64."""
-        source = self.reference() if dtype == torch.float64 else self
+        source = self.reference().guarded(self.guard) if dtype == torch.float64 else self
         moved = replace(
             source,
             operator=source.operator.to(device=device, dtype=dtype),

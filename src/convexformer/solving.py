@@ -66,10 +66,10 @@ def solve(
     limits = check_limits(tolerance, max_iter, max_time)
     objective = problem.objective
     seen = warm_start.solver if isinstance(warm_start, Solution) else ""
-    picked = pick(solver, objective, seen)  # fail before any work if the solver cannot handle this objective
-    start = None if warm_start is None else _start(problem, warm_start)
     bar = GapBar(f"{problem.head.name}, beta {problem.beta:.3g}", tolerance) if progress else None
     with bar or nullcontext():
+        picked = pick(solver, objective, seen, clock)  # fail before any work if the solver cannot handle this objective
+        start = None if warm_start is None else _start(problem, warm_start)
         result = minimise(
             objective,
             limits,
@@ -160,7 +160,11 @@ def _start(problem: Problem, warm_start: Any) -> Weights:
 
 def _warn_of_zero(problem: Problem, result: Result) -> None:
     """Warn if beta is above beta_max; only weights of zero can say so, and ``beta_max`` costs a product."""
-    if not problem.penalty.sparse or float(problem.penalty.value(result.weights.Z)) > 0:
+    if (
+        not problem.penalty.sparse
+        or result.status is Status.MAX_TIME
+        or float(problem.penalty.value(result.weights.Z)) > 0
+    ):
         return
     if problem.beta <= problem.beta_max * (1 + 1e-9):
         return

@@ -242,6 +242,10 @@ class Weights:
         b = None if self.intercept is None else self.intercept.to(device=device, dtype=dtype)
         return Weights(self.form.to(device=device, dtype=dtype), b, self.origin)
 
+    def with_intercept(self, intercept: Tensor | None) -> Weights:
+        """Return the same ``Z`` with another intercept."""
+        return Weights(self.form, intercept, self.origin)
+
     def incompatibility(self, identity: Identity) -> str:
         """Say why these weights do not fit a problem of that identity; empty if they do, or if their origin is unknown.
 

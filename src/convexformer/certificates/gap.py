@@ -86,22 +86,34 @@ def certificate(problem: Objective | HasObjective, weights: Weights) -> Certific
 
     ``problem`` is an objective, or a problem that has one.
     """
-    objective = objective_of(problem).reference()
+    objective = objective_of(problem).guarded(None).reference()
     weights = weights.to(device=objective.targets.device, dtype=torch.float64)
     if weights.shape != objective.weight_shape:
         raise ValueError(f"the weights have shape {weights.shape}; this problem expects {objective.weight_shape}.")
     return certificate_at(objective, weights, float(objective.penalty.value(weights.Z)))
 
 
-def certificate_at(objective: Objective, weights: Weights, penalty: float) -> Certificate:
-    """Return the certificate of float64 weights whose penalty, ``g(Z)`` or more, is given."""
+def with_best_intercept(problem: Objective | HasObjective, weights: Weights) -> tuple[Weights, Certificate]:
+    """Return weights with the intercept that suits them, and their certificate, at the cost of the certificate."""
+    objective = objective_of(problem).guarded(None).reference()
+    exact = weights.to(device=objective.targets.device, dtype=torch.float64)
+    outputs = objective.apply(exact.Z)
+    b = objective.evaluate(outputs, start=exact.intercept).intercept
+    proof = certificate_at(objective, exact.with_intercept(b), float(objective.penalty.value(exact.Z)), outputs)
+    return weights.with_intercept(None if b is None else b.to(weights.form.dtype)), proof
+
+
+def certificate_at(
+    objective: Objective, weights: Weights, penalty: float, outputs: Tensor | None = None
+) -> Certificate:
+    """Return the certificate of float64 weights whose penalty, ``g(Z)`` or more, is given; ``outputs`` are ``A Z``."""
     b, Z = weights.intercept, weights.Z
     if b is not None and not objective.intercept and bool((b != 0).any()):
         raise ValueError(
             "the weights have an intercept (the network a bias) but the problem has intercept=False; build the problem "
             "with intercept=True."
         )
-    outputs = objective.apply(Z)
+    outputs = objective.apply(Z) if outputs is None else outputs
     own = outputs if b is None else outputs + b
     data = float(objective.rows.dot(objective.sample_weight, objective.loss.value(own, objective.targets)))
     primal = data + objective.offset + objective.beta * penalty

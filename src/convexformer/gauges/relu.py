@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, cast, final
 
@@ -62,6 +62,8 @@ class DualParts(Protocol):
     parts: tuple[tuple[Tensor, Tensor], ...]
     found: list[Candidate]
     """Neurons that an estimate found; a search for the same dual matrix starts from them."""
+    guard: Callable[[], None] | None
+    """Called before every step of a search; it may raise."""
 
 
 @final
@@ -185,11 +187,11 @@ class ReLUNorm(Gauge):
         ``sigma_max``, where cells are known, by projections. What an estimate of the polar found is not searched for again.
         """
         found: list[Candidate] = []
-        known = cast(DualParts, M).found
+        known, guard = cast(DualParts, M).found, cast(DualParts, M).guard
         for b, (rows, T) in enumerate(_parts(M)):
             near = None if around is None else around.U[around.block == b]
             old = [c.u for c in known if c.block == b]
-            found += self._search_block(b, rows, T, near, count, torch.stack(old) if old else None)
+            found += self._search_block(b, rows, T, near, count, torch.stack(old) if old else None, guard)
         return sorted(found, key=lambda c: -c.value)[: count * max(1, len(self.arrangements))]
 
     def spread(self, M: DualMatrix, count: int, seed: int) -> list[Candidate]:
@@ -198,12 +200,19 @@ class ReLUNorm(Gauge):
         for b, (rows, T) in enumerate(_parts(M)):
             generator = torch.Generator().manual_seed(self.seed + 7919 * b + 104_729 * seed)
             draw = torch.randn((count, rows.shape[1]), generator=generator, dtype=torch.float64).to(rows)
-            values, U, V = ascend(rows, T, draw, self.outer, 2)
+            values, U, V = ascend(rows, T, draw, self.outer, 2, cast(DualParts, M).guard)
             found += [Candidate(float(values[j]), b, U[j], V[j]) for j in range(count) if float(values[j]) > 0]
         return found
 
     def _search_block(
-        self, b: int, rows: Tensor, T: Tensor, near: Tensor | None, count: int, known: Tensor | None = None
+        self,
+        b: int,
+        rows: Tensor,
+        T: Tensor,
+        near: Tensor | None,
+        count: int,
+        known: Tensor | None = None,
+        guard: Callable[[], None] | None = None,
     ) -> list[Candidate]:
         options, p = self.options, rows.shape[1]
         starts = rows.new_zeros((0, p)) if near is None else near.to(rows)
@@ -214,7 +223,7 @@ class ReLUNorm(Gauge):
             generator = torch.Generator().manual_seed(self.seed + 7919 * b)
             n = options.starts if rows.numel() <= options.large else options.starts // 3
             starts = torch.cat([starts, torch.randn((n, p), generator=generator, dtype=torch.float64).to(rows)])
-        values, U, _ = ascend(rows, T, starts, self.outer, steps)
+        values, U, _ = ascend(rows, T, starts, self.outer, steps, guard)
         U = U[_different(U, values, count)]
         if known is not None:
             U = torch.cat([U, known.to(rows)])
@@ -225,11 +234,14 @@ class ReLUNorm(Gauge):
             U = torch.cat([U, torch.from_numpy(plane @ self.arrangements[b].basis).to(rows)])
         elif (cells := self.arrangements[b].cells) is not None or rows.numel() <= options.large:
             own = cells if cells is not None else _cells_of(rows, U)
-            U = torch.cat([U, torch.from_numpy(self._refine(own, rows.numpy(), T.numpy(), count)).to(rows)])
+            refined = self._refine(own, rows.numpy(), T.numpy(), count, guard)
+            U = torch.cat([U, torch.from_numpy(refined).to(rows)])
         values, V = output_directions(responses(rows, T, U), self.outer)
         return [Candidate(float(values[j]), b, U[j], V[j]) for j in _different(U, values, count)]
 
-    def _refine(self, cells: Cells, A: np.ndarray, S: np.ndarray, count: int) -> np.ndarray:
+    def _refine(
+        self, cells: Cells, A: np.ndarray, S: np.ndarray, count: int, guard: Callable[[], None] | None
+    ) -> np.ndarray:
         """``(k, p)`` the maximisers of cells, those of the largest ``sigma_max`` first."""
         problems = [ConeProblem(*cell) for cell in _cones(cells, A, S)]
         tops = np.array([np.linalg.norm(problem.M, 2) for problem in problems])
@@ -238,6 +250,8 @@ class ReLUNorm(Gauge):
         for k in np.argsort(-tops)[: self.options.refined_cells]:
             if tops[k] <= floor:
                 break
+            if guard is not None:
+                guard()
             found += [pair for pair in self._cell_maxima(problems[k]) if pair[0] > 0]
             found = sorted(found, key=lambda pair: -pair[0])[: 4 * count]
             floor = found[-1][0] if len(found) == 4 * count else 0.0

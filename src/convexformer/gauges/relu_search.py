@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -26,16 +28,20 @@ def output_directions(R: Tensor, outer: str) -> tuple[Tensor, Tensor]:
     return values, torch.zeros_like(R).scatter_(1, column[:, None], sign)
 
 
-def ascend(rows: Tensor, T: Tensor, U: Tensor, outer: str, steps: int) -> tuple[Tensor, Tensor, Tensor]:
+def ascend(
+    rows: Tensor, T: Tensor, U: Tensor, outer: str, steps: int, guard: Callable[[], None] | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
     """Climb from unit directions ``U: (m, p)``, all at once; return values ``(m,)``, directions and output weights.
 
     The step is that of the power method, ``u <- rows^T D T v`` normalised, damped where it would lower the value: within
-    a cell ``g`` is convex, across cells it is not.
+    a cell ``g`` is convex, across cells it is not. ``guard`` is called before every step and may raise.
     """
     share = U.new_ones(len(U))
     U = U / U.norm(dim=1, keepdim=True).clamp_min(FLOAT64_TINY)
     values, V = output_directions(responses(rows, T, U), outer)
     for _ in range(steps):
+        if guard is not None:
+            guard()
         gate = (rows @ U.T > 0).to(U.dtype)
         G = (gate * (T @ V.T)).T @ rows
         aim = G / G.norm(dim=1, keepdim=True).clamp_min(FLOAT64_TINY)

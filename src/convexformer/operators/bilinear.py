@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import final
 
 import torch
@@ -166,6 +166,8 @@ class ImplicitMatrix:
         self._spectrum: tuple[Tensor, Tensor] | None = None
         self._rough: ImplicitMatrix | None = None
         self.pairs: tuple[Tensor, Tensor, Tensor, Tensor] | None = None
+        self.guard: Callable[[], None] | None = None
+        """Called before every product; it raises where a solve's time is up."""
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -180,14 +182,16 @@ class ImplicitMatrix:
 
     def __rmul__(self, scale: float) -> ImplicitMatrix:
         """``scale * M``."""
-        return ImplicitMatrix(self.operator, self.D, scale * self.scale, self.rows)
+        return self._guarded(ImplicitMatrix(self.operator, self.D, scale * self.scale, self.rows))
 
     def matvec(self, V: Tensor, b: int) -> Tensor:
         """``M_b V_j``, rows ``(k, q) -> (k, p)``."""
+        self._begin_product()
         return self.scale * self.rows.total(self.operator.matvec(self.D, V, b))
 
     def rmatvec(self, U: Tensor, b: int) -> Tensor:
         """``M_b^T U_j``, rows ``(k, p) -> (k, q)``."""
+        self._begin_product()
         return self.scale * self.rows.total(self.operator.rmatvec(self.D, U, b))
 
     def block(self, b: int) -> Tensor:
@@ -196,6 +200,7 @@ class ImplicitMatrix:
             return self._dense[b]
         if self.shape[0] == 1:
             return self.dense()[0]
+        self._begin_product()
         return self.scale * self.rows.total(self.operator.adjoint_block(self.D, b))
 
     def blocks(self) -> Iterator[Tensor]:
@@ -203,8 +208,10 @@ class ImplicitMatrix:
         if self._dense is not None or self.shape[0] == 1:
             yield from self.dense()
             return
+        self._begin_product()
         for block in self.operator.adjoint_blocks(self.D):
             yield self.scale * self.rows.total(block)
+            self._begin_product()
 
     def rough(self) -> ImplicitMatrix:
         """About the same matrix in float32."""
@@ -212,7 +219,7 @@ class ImplicitMatrix:
             unit = self.D.abs().amax()
             unit = torch.where((unit > 0) & unit.isfinite(), unit, 1.0)
             D = (self.D / unit).to(torch.float32)
-            self._rough = ImplicitMatrix(self.operator.rough, D, self.scale * float(unit), self.rows)
+            self._rough = self._guarded(ImplicitMatrix(self.operator.rough, D, self.scale * float(unit), self.rows))
         return self._rough
 
     @property
@@ -250,8 +257,17 @@ class ImplicitMatrix:
     def dense(self) -> Tensor:
         """``(B, p, q)``, formed once."""
         if self._dense is None:
+            self._begin_product()
             self._dense = self.scale * self.rows.total(self.operator.dense_adjoint(self.D)).reshape(self.shape)
         return self._dense
+
+    def _begin_product(self) -> None:
+        if self.guard is not None:
+            self.guard()
+
+    def _guarded(self, other: ImplicitMatrix) -> ImplicitMatrix:
+        other.guard = self.guard
+        return other
 
 
 @final

@@ -16,7 +16,7 @@ where the output is pooled. ``<V, A(u v^T)> = relu(rows u)^T T v`` with ``T_h = 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import final
 
@@ -87,6 +87,8 @@ class ReLUDual:
     parts: tuple[tuple[Tensor, Tensor], ...]
     found: list[Candidate] = field(default_factory=list, compare=False, repr=False)
     """Neurons that an estimate of the polar found, for the next search to start from."""
+    guard: Callable[[], None] | None = field(default=None, compare=False, repr=False)
+    """Called before every step of a search; it raises where a solve's time is up."""
 
     def dense(self) -> Tensor:
         """Refuse: it is a function of directions, not a matrix."""
@@ -94,7 +96,7 @@ class ReLUDual:
 
     def __rmul__(self, scale: float) -> ReLUDual:
         """``scale * M``; a negative scale is a sign of ``T``."""
-        return ReLUDual(tuple((rows, scale * T) for rows, T in self.parts))
+        return ReLUDual(tuple((rows, scale * T) for rows, T in self.parts), guard=self.guard)
 
     def inner(self, Z: Neurons) -> Tensor:
         """``(m,)`` the products ``relu(rows U_j)^T T V_j``."""

@@ -67,6 +67,9 @@ class Watcher(Protocol):
     def due(self) -> bool:
         """Whether it is time for a gap check."""
 
+    def hold(self, Z: Operand, outputs: Tensor | None, intercept: Tensor | None) -> None:
+        """Take note of the point at hand, in case the time is up before it is checked."""
+
     def check(self, Z: Operand, at: Evaluation) -> object:
         """Check the gap of the point ``Z``, whose loss is ``at``."""
 

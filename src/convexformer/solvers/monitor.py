@@ -1,21 +1,21 @@
 """The part all solvers share: history, gap checks, limits, progress, callbacks, Ctrl-C and checkpoints.
 
 A solver iterates over the monitor and shows it each point; the monitor decides when to stop and keeps the best. Once the
-time is up, the next point that is shown is certified at once, and :class:`TimeUp` ends the solver there: what comes after
-the limit is the product that was under way, and that certificate.
+time is up, the next product with the operator raises :class:`TimeUp` instead (:meth:`Monitor.watched`): what comes after
+the limit is the product that was under way, and the certificate of the point at hand.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from typing import final
+from typing import NamedTuple, final
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from convexformer.certificates import Certificate, DualPoint, certificate, dual_point
+from convexformer.certificates import Certificate, DualPoint, certificate, dual_point, with_best_intercept
 from convexformer.clock import Clock
 from convexformer.objective import Evaluation, Objective
 from convexformer.operators import BilinearOperator, LowRank
@@ -28,13 +28,23 @@ from convexformer.weights import Operand, Representer, Weights
 Callback = Callable[[Record, Weights], object]
 
 DENSE_WEIGHTS = 1 << 24  # entries up to which factors are returned as one tensor, for operators on dense weights
+MATERIAL = 0.25  # of the gap: by so much the point at hand must be below the best one to be certified at the end
 CHECK_EVERY = 10  # iterations between gap checks
 STALL_CHECKS = 60  # gap checks without progress after which a float64 solve has stalled; a sixth of them in float32
 FASTER_ELSEWHERE = 1e-3  # with another solver at hand, a check must lower the objective by this share of the gap
 
 
 class TimeUp(Exception):  # noqa: N818  (like StopIteration: not an error)
-    """Raised by :meth:`Monitor.check` when the time is up; the point that was shown has been certified and kept."""
+    """Raised where the time is up: before a product with the operator, and by :meth:`Monitor.check`."""
+
+
+class _Held(NamedTuple):
+    """The point at hand; its outputs without the intercept and its objective where they are known; about its intercept."""
+
+    Z: Operand
+    outputs: Tensor | None
+    intercept: Tensor | None
+    value: float | None
 
 
 @final
@@ -71,7 +81,9 @@ class Monitor:
         self._turn_over, self._began, self._first_record = False, 0, 0
         self._best: Weights | None = None
         self._best_gap = math.inf
+        self._best_value = math.inf
         self._best_primal = math.inf
+        self._held: _Held | None = None
         self._gained_at = math.inf
         self._checks_without_gain = 0
         self._proof: tuple[Weights, Certificate] | None = None
@@ -99,6 +111,59 @@ class Monitor:
         self.status, self._done, self._checks_without_gain = Status.MAX_ITER, False, 0
         self._patience = patience if whole.like.dtype == torch.float64 else max(1, patience // 6)
         self._least_gain, self._gained_at = least_gain, math.inf
+
+    def watched(self, objective: Objective) -> Objective:
+        """Return the same objective, whose products raise :class:`TimeUp` once the time is up."""
+        return timed(objective, self.clock)
+
+    def hold(self, Z: Operand, outputs: Tensor | None, intercept: Tensor | None, value: float | None = None) -> None:
+        """Take note of the point at hand, in case the time is up before it is checked.
+
+        With its outputs (without intercept) it can be compared with the best point; where its penalty costs a product,
+        with its objective (minus infinity: no worse than the best one).
+        """
+        self._held = _Held(Z, outputs, intercept, value)
+
+    @property
+    def at_hand(self) -> Weights:
+        """The point at hand."""
+        assert self._held is not None, "a solver begins at a point"
+        return self._weights(self._held.Z, self._held.intercept)
+
+    def end(self) -> None:
+        """The time is up: certify the point at hand, if it is clearly better than the best one checked, else that one."""
+        if self._done:
+            return
+        weights = self.last_point()
+        if self._proof is not None and self._proof[0] is weights:
+            proof = self._proof[1]
+        elif weights is self._best or self._held is None or self._held.outputs is not None:
+            proof = certificate(self.whole, weights)
+        else:  # without outputs the intercept is that of a point before
+            weights, proof = with_best_intercept(self.whole, weights)
+        self._best, self._best_gap, self._proof = weights, proof.relative_gap, (weights, proof)
+        self._stop(Status.CONVERGED if proof.meets(self.tolerance) else Status.MAX_TIME)
+        self._show(weights, proof.primal, proof.dual, proof.relative_gap)
+
+    def interrupt(self) -> None:
+        """Ctrl-C: end with the point at hand, if it is clearly better than the best one checked, else with that one."""
+        self._best = self.last_point()
+        self._stop(Status.INTERRUPTED)
+
+    def last_point(self) -> Weights:
+        """Return the point at hand where its objective is lower by a good part of the gap, else the best one."""
+        if self._best is None or self._held is None:
+            return self.at_hand if self._best is None else self._best
+        Z, outputs, b, value = self._held
+        if value is None and outputs is None:
+            return self._best
+        if value is None:
+            assert outputs is not None
+            at = self.objective.evaluate(outputs, b)
+            b, value = at.intercept, float(at.value) + self.objective.beta * float(self.objective.penalty.value(Z))
+        gap = self._best_gap * abs(self._best_value)
+        enough = MATERIAL * gap if math.isfinite(gap) else 0.0
+        return self._weights(Z, b) if value < self._best_value - enough else self._best
 
     def stall(self) -> None:
         """Say that the solver can make no more progress in this precision."""
@@ -154,19 +219,24 @@ class Monitor:
     def check(self, Z: Operand, at: Evaluation) -> DualPoint:
         """Check the gap of the point ``Z`` now; return the dual point, for the solver to steer by.
 
-        When the time is up the point is certified instead, and :class:`TimeUp` ends the solver.
+        When the time is up :class:`TimeUp` ends the solver, and the point may be the one that is certified.
         """
+        if self._held is None or self._held.Z is not Z:
+            self.hold(Z, at.outputs if at.intercept is None else at.outputs - at.intercept, at.intercept)
         if self.late and not self._done:
-            self._certify_last(self._weights(Z, at))
             raise TimeUp
         objective = self.objective
         point = dual_point(objective, at, quick=True)
         primal = float(at.value) + objective.beta * float(objective.penalty.value(Z))
-        weights = self._weights(Z, at)
+        weights = self._weights(Z, at.intercept)
         relative = (primal - point.value) / max(abs(primal), 1e-300)
         self._keep(weights, primal, relative)
         if relative <= self.tolerance and self._confirmed(weights):
             self._stop(Status.CONVERGED)
+        elif self.late and self._proof is not None and self._proof[0] is weights:
+            self._best, self._best_gap = self._proof[0], self._proof[1].relative_gap  # no time for another certificate
+            self._held = None
+            raise TimeUp
         elif self._checks_without_gain >= self._patience:
             self._stop(Status.STALLED)
         self._show(weights, primal, point.value, relative)
@@ -174,22 +244,14 @@ class Monitor:
             self._turn_over = self._turn.over(self.history[self._first_record :], self._began, self.tolerance)
         return point
 
-    def _weights(self, Z: Operand, at: Evaluation) -> Weights:
+    def _weights(self, Z: Operand, intercept: Tensor | None) -> Weights:
         """Factors stay factors where the operator works on them; for a dense operator ``Z`` is one tensor again."""
         bilinear = isinstance(self.whole.operator, BilinearOperator)
         if isinstance(Z, LowRank) and not bilinear and math.prod(Z.shape) <= DENSE_WEIGHTS:
-            return Weights(Z.dense(), at.intercept)
+            return Weights(Z.dense(), intercept)
         if isinstance(Z, Tensor) and self.whole.operator.on_coefficients:
-            return Weights(Representer(Z), at.intercept)
-        return Weights(Z, at.intercept)
-
-    def _certify_last(self, weights: Weights) -> None:
-        """End with the point at hand, unless the best one checked before had less than half its gap."""
-        proof = certificate(self.whole, weights)
-        if self._best is None or not proof.relative_gap > 2 * self._best_gap:
-            self._best, self._best_gap, self._proof = weights, proof.relative_gap, (weights, proof)
-        self._stop(Status.CONVERGED if proof.meets(self.tolerance) else Status.MAX_TIME)
-        self._show(weights, proof.primal, proof.dual, proof.relative_gap)
+            return Weights(Representer(Z), intercept)
+        return Weights(Z, intercept)
 
     def _show(self, weights: Weights, primal: float, dual: float, relative: float) -> None:
         """Write the check into the history and onto the bar, and tell the callback and the checkpoint."""
@@ -214,7 +276,7 @@ class Monitor:
         # without a polar that certifies every gap is infinite; the objective then decides
         blind = math.isinf(relative) and math.isinf(self._best_gap) and primal <= self._best_primal
         if relative < self._best_gap or blind or self._best is None:
-            self._best, self._best_gap = weights, relative
+            self._best, self._best_gap, self._best_value = weights, relative, primal
 
     def _confirmed(self, weights: Weights) -> bool:
         """A solver's gap is a hint (float32, compression, an estimated polar, rounding); the certificate decides."""
@@ -223,11 +285,24 @@ class Monitor:
         if not proof.meets(self.tolerance):
             self._checks_without_gain += self._patience // 3  # the hint is at its limit: do not ask for ever
         elif self._best is not weights:
-            self._best, self._best_gap = weights, proof.relative_gap
+            self._best, self._best_gap, self._best_value = weights, proof.relative_gap, proof.primal
         return proof.meets(self.tolerance)
 
     def _stop(self, status: Status) -> None:
         self.status, self._done = status, True
+
+
+def timed(objective: Objective, clock: Clock) -> Objective:
+    """Return the same objective, whose products raise :class:`TimeUp` once the time is up."""
+    if clock.max_time == math.inf:
+        return objective
+
+    def guard() -> None:
+        capturing = objective.like.is_cuda and torch.cuda.is_current_stream_capturing()
+        if clock.late and not capturing:
+            raise TimeUp
+
+    return objective.guarded(guard)
 
 
 def is_true(answer: object) -> bool:

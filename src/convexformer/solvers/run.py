@@ -19,7 +19,7 @@ from convexformer.registry import one_of
 from convexformer.solvers.auto import SOLVERS, resumed, select, solver_for, successors, turn_of
 from convexformer.solvers.base import Solver
 from convexformer.solvers.checkpoint import Checkpoint
-from convexformer.solvers.monitor import FASTER_ELSEWHERE, Callback, Monitor, TimeUp
+from convexformer.solvers.monitor import FASTER_ELSEWHERE, Callback, Monitor, TimeUp, timed
 from convexformer.solvers.status import Record, Status
 from convexformer.solvers.turn import Turn
 from convexformer.threads import few_threads
@@ -81,7 +81,7 @@ def minimise(
     what :func:`pick` has said, where it was asked before.
     """
     clock = Clock(limits.max_time) if clock is None else clock
-    chosen = picked or pick(solver, objective)
+    chosen = picked or pick(solver, objective, clock=clock)
     line = [chosen, *(successors(chosen.name, objective) if solver == "auto" else ())]
     first = 0
     if checkpoint is not None and (found := checkpoint.resume()) is not None:
@@ -95,9 +95,10 @@ def minimise(
                 compile_in_time({**objective.loss.kernels, **chosen.kernels(objective)}, lambda: clock.late)
             _run_line(line, objective, start, monitor, turn_of(line, objective) if solver == "auto" else None)
         except KeyboardInterrupt:
-            monitor.status, asked = Status.INTERRUPTED, False
+            asked = False
             if not monitor.history:
                 raise
+            monitor.interrupt()
         if checkpoint is not None:
             checkpoint.keep(monitor.best, monitor.iteration, now=True)
         proof = monitor.proof()
@@ -134,14 +135,20 @@ def _run_line(
         start = monitor.best
 
 
-def pick(name: str, objective: Objective, seen: str = "") -> Solver:
+def pick(name: str, objective: Objective, seen: str = "", clock: Clock | None = None) -> Solver:
     """Return the solver of that name, ``"auto"`` by the table; raise where it does not serve the objective.
 
-    ``seen`` are the solvers behind the solution that the solve starts from.
+    ``seen`` are the solvers behind the solution that the solve starts from. Where the time of ``clock`` is up before the
+    table has its numbers, any solver that serves will do.
     """
     one_of("solver", name, ("auto", *SOLVERS))
-    picked = solver_for(select(objective) if name == "auto" else name, objective)
-    return resumed(picked, objective, seen) if name == "auto" else picked
+    if name != "auto":
+        return solver_for(name, objective)
+    try:
+        found = select(objective if clock is None else timed(objective, clock))
+    except TimeUp:
+        return next(each for each in SOLVERS.values() if each.requires(objective) is None)
+    return resumed(solver_for(found, objective), objective, seen)
 
 
 def _formed(solver: Solver, objective: Objective, start: Weights | None) -> Weights:
@@ -175,13 +182,15 @@ def _run(
 
     A decomposition that fails is a stall where there is something to go on with: another precision, another solver.
     """
-    suited = solver.prepare(objective)
+    formed = _formed(solver, objective, start)
+    suited = monitor.watched(solver.prepare(objective))
     least = 0.0 if last else FASTER_ELSEWHERE
     monitor.watch(suited, objective, solver.name, patience=solver.patience, least_gain=least, turn=turn)
+    monitor.hold(formed.Z, None, formed.intercept)
     try:
-        solver.solve(suited, _formed(solver, objective, start), monitor)
+        solver.solve(suited, formed, monitor)
     except TimeUp:
-        pass
+        monitor.end()
     except torch.linalg.LinAlgError:
         if (last and objective.like.dtype == torch.float64) or not monitor.history:
             raise

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import final
 
+from torch import Tensor
+
 from convexformer.certificates import dual_point
 from convexformer.objective import Evaluation, Objective
 from convexformer.solvers.monitor import CHECK_EVERY
@@ -34,6 +36,10 @@ class GapWatch:
     def due(self) -> bool:
         """Whether it is time for a gap check."""
         return self.iteration % CHECK_EVERY == 0
+
+    def hold(self, Z: Operand, outputs: Tensor | None, intercept: Tensor | None) -> None:
+        """Keep the point at hand where none has been checked."""
+        self.best = Z if self.best is None else self.best
 
     def check(self, Z: Operand, at: Evaluation) -> None:
         """Look at the gap."""

@@ -97,6 +97,9 @@ class _Run:
             steps = {"steps": options.inner_steps, "memory": options.memory}
             point = descend(objective, metric, point, tolerance=inner, **steps)
             look = self._look(point, eta, beta)
+            if objective.guard is not None:  # for features this is a product
+                value = look.primal if beta == objective.beta else None
+                monitor.hold(self.blocks.weights(point.alpha, eta, beta), None, look.at.intercept, value)
             point = Ridge(point.alpha, self._b(look.at), look.at.outputs)
             last = monitor.late or monitor.iteration == monitor.max_iter
             if stages and (look.gap <= tolerance or last):
@@ -112,7 +115,9 @@ class _Run:
             best = min(best, look.gap)
             if look.gap <= tolerance or waited >= options.patience or last:
                 in_dtype = replace(look.at, V=look.at.V.to(objective.like))
-                monitor.check(self.blocks.weights(point.alpha, eta, beta), in_dtype)
+                Z = self.blocks.weights(point.alpha, eta, beta)
+                monitor.hold(Z, None, look.at.intercept, look.primal)
+                monitor.check(Z, in_dtype)
                 inner = max(inner / 10, 1e-15)  # the certificate may want more digits than the estimate
             if monitor.done:
                 return

@@ -56,6 +56,7 @@ class Blocks:
 
     def combined(self, eta: Tensor, beta: float, dtype: torch.dtype) -> Tensor:
         """``sum_b k_b K_b``."""
+        self.objective.begin_product()
         K = torch.zeros_like(self.grams[0], dtype=dtype)
         for k, gram in zip(self.coefficients(eta, beta), self.grams, strict=True):
             if k > 0:
@@ -64,6 +65,7 @@ class Blocks:
 
     def product(self, b: int, V: Tensor) -> Tensor:
         """``K_b V`` in the Gram matrix's dtype, returned in float64."""
+        self.objective.begin_product()
         gram = self.grams[b]
         return times(gram, V.to(gram)).double()
 
@@ -73,6 +75,7 @@ class Blocks:
 
     def weights(self, alpha: Tensor, eta: Tensor, beta: float) -> Tensor:
         """``Z`` of the whole operator."""
+        self.objective.begin_product()
         like = self.objective.like
         alpha, pieces = alpha.to(like), []
         for k, block in zip(self.coefficients(eta, beta), self.operators, strict=True):

@@ -91,6 +91,7 @@ def descend(objective: Objective, metric: Metric, at: Ridge, *, steps: int, memo
     value = float(rows.dot(w, values)) + 0.5 * quadratic
     gradient = w[:, None] * U + alpha
     for _ in range(steps):
+        objective.begin_product()
         q, shares = gradient.clone(), []
         for df, _, _, y, rho in reversed(pairs):
             shares.append(rho * dot(df, q))

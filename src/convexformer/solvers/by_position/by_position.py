@@ -7,8 +7,8 @@ its dual point, so a round may have to be repeated to a smaller gap.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import final
 
@@ -63,25 +63,38 @@ class ByPosition(Solver):
     def solve(self, objective: Objective, start: Weights, monitor: Monitor) -> None:
         """Iterate over rounds until the monitor says to stop."""
         Z = start.dense().clone()
-        monitor.check(Z, objective.evaluate(objective.apply(Z)))
+        monitor.check(Z.clone(), objective.evaluate(objective.apply(Z)))
         parts, tolerance = list(parts_of(objective)), self.options.first * monitor.tolerance
+        try:
+            self._rounds(objective, Z, parts, tolerance, monitor)
+        except TimeUp:
+            monitor.hold(Z, None, None, -math.inf)  # no part is worse than it was when all were checked
+            raise
+
+    def _rounds(
+        self, objective: Objective, Z: Tensor, parts: list[tuple[int, Objective]], tolerance: float, monitor: Monitor
+    ) -> None:
+        """Solve all parts, in ``Z``, to smaller and smaller gaps."""
         for _ in monitor:
             for r, part in parts:
-                if monitor.late:
-                    break
-                Z[r] = self._solve_part(part, Z[r], tolerance, monitor)
+                self._solve_part(r, part, Z, tolerance, monitor)
             monitor.check(Z.clone(), objective.evaluate(objective.apply(Z)))
             tolerance *= self.options.later
 
-    def _solve_part(self, part: Objective, Z: Tensor, tolerance: float, monitor: Monitor) -> Tensor:
-        """Solve the problem of one position, from ``Z: (s, d, c)``."""
+    def _solve_part(self, r: int, part: Objective, Z: Tensor, tolerance: float, monitor: Monitor) -> None:
+        """Solve the problem of one position, from ``Z_r: (s, d, c)`` and into it."""
         solver = self.choose(part)
         suited = solver.prepare(part)
         watch = Monitor(part, tolerance, monitor.max_iter, monitor.clock)
         watch.watch(suited, part, solver.name, patience=solver.patience)
-        with suppress(TimeUp):
-            solver.solve(suited, Weights(LowRank.of(Z) if solver.uses_factors else Z.clone()), watch)
-        return watch.best.dense()
+        start = LowRank.of(Z[r]) if solver.uses_factors else Z[r].clone()
+        watch.hold(start, None, None)
+        try:
+            solver.solve(suited, Weights(start), watch)
+        except TimeUp:
+            Z[r] = watch.last_point().dense()
+            raise
+        Z[r] = watch.best.dense()
 
 
 def parts_of(objective: Objective) -> Iterator[tuple[int, Objective]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from contextlib import suppress
 from typing import cast, final
 
 import torch
@@ -14,7 +14,7 @@ from convexformer.operators import NeuronOperator, Neurons
 from convexformer.solvers.base import Solver
 from convexformer.solvers.column_generation.descent import descend, reweigh, value_of
 from convexformer.solvers.column_generation.options import OPTIONS, ColumnOptions
-from convexformer.solvers.monitor import Monitor
+from convexformer.solvers.monitor import Monitor, TimeUp
 from convexformer.weights import Weights
 
 
@@ -54,50 +54,40 @@ class ColumnGeneration(Solver):
             more = [candidate for candidate in found if candidate.value > objective.beta * (1 - 1e-6)]
             value = value_of(objective, neurons, at)
             precision = self.options.precision * max(0.0, min(1.0, (value - point.value) / abs(value)))
-            best = (neurons, at)
-            if more:
-                every = neurons.append(_made(more, neurons))
-                added = reweigh(objective, every, at.intercept, self.options.weight_steps, precision)
-                best = min(best, added, key=lambda pair: value_of(objective, *pair))
-            if more and not oracle.complete:
-                wide = max(self.options.wide // neurons.shape[0], 1)
-                spread = oracle.spread(objective.dual_matrix(best[1].V), wide, round_)
-                best = _widened(objective, *best, _made(spread, neurons))
-            corrected = self._correct(objective, *best, precision, lambda: monitor.late)
-            neurons, at = min(corrected, (neurons, at), key=lambda pair: value_of(objective, *pair))
+            best = _Best(objective, neurons, at)
+            with suppress(TimeUp):  # the check below ends it, with the best so far
+                if more:
+                    every = neurons.append(_made(more, neurons))
+                    best.keep(*reweigh(objective, every, at.intercept, self.options.weight_steps, precision))
+                wide = _Best(objective, best.neurons, best.at)
+                if more and not oracle.complete:
+                    count = max(self.options.wide // neurons.shape[0], 1)
+                    spread = oracle.spread(objective.dual_matrix(best.at.V), count, round_)
+                    wide = _Best(objective, *_widened(objective, best.neurons, best.at, _made(spread, neurons)))
+                try:
+                    self._correct(objective, wide, precision)
+                finally:
+                    best.keep(wide.neurons, wide.at)
+            neurons, at = best.neurons, best.at
             point = monitor.check(neurons, at)
 
-    def _correct(
-        self, objective: Objective, neurons: Neurons, at: Evaluation, precision: float, late: Callable[[], bool]
-    ) -> tuple[Neurons, Evaluation]:
-        """Descend freely and on faces; return the best of it, with parallel neurons merged."""
+    def _correct(self, objective: Objective, best: _Best, precision: float) -> None:
+        """Descend freely and on faces, and merge neurons that became parallel."""
         options = self.options
-        few = neurons.U.numel() + neurons.V.numel() <= options.exact_numbers
+        few = best.neurons.U.numel() + best.neurons.V.numel() <= options.exact_numbers
         steps = 10 * options.descent_steps if few else options.descent_steps
-        best = (neurons, at)
-
-        def keep(candidate: tuple[Neurons, Evaluation]) -> None:
-            nonlocal best
-            if value_of(objective, *candidate) < value_of(objective, *best):
-                best = candidate
-
-        keep(descend(objective, neurons, at.intercept, steps, precision=precision, late=late))
-        keep(self._tidy(objective, *best))
+        best.keep(*descend(objective, best.neurons, best.at.intercept, steps, precision=precision))
+        best.keep(*self._tidy(objective, best.neurons, best.at))
         operator = cast(NeuronOperator, objective.operator)
         if sum(len(rows) for rows in operator.hidden_rows()) <= options.face_rows:
             for tolerance in options.face_tolerances:
-                held = best[0].balanced(cast(NeuronOracle, objective.penalty).output_norms(best[0].V))
+                held = best.neurons.balanced(cast(NeuronOracle, objective.penalty).output_norms(best.neurons.V))
                 projectors = face_projectors(held, operator.hidden_rows(), tolerance)
                 if projectors is not None:
                     U = torch.einsum("mpq,mq->mp", projectors, held.U)
-                    on_face = held.with_factors(U, held.V)
-                    keep(
-                        descend(
-                            objective, on_face, best[1].intercept, steps, projectors=projectors, precision=precision
-                        )
-                    )
-        keep(self._tidy(objective, *best))
-        return best
+                    on_face, b = held.with_factors(U, held.V), best.at.intercept
+                    best.keep(*descend(objective, on_face, b, steps, projectors=projectors, precision=precision))
+        best.keep(*self._tidy(objective, best.neurons, best.at))
 
     def _tidy(self, objective: Objective, neurons: Neurons, at: Evaluation) -> tuple[Neurons, Evaluation]:
         """Merge parallel neurons and drop negligible ones."""
@@ -107,6 +97,19 @@ class ColumnGeneration(Solver):
         least = self.options.negligible if oracle.complete else self.options.faint
         merged = merged.select(sizes > least * sizes.max()) if merged.n_terms else merged
         return merged, objective.evaluate(objective.apply(merged), at.intercept)
+
+
+@final
+class _Best:
+    """The neurons of the lowest objective so far."""
+
+    def __init__(self, objective: Objective, neurons: Neurons, at: Evaluation) -> None:
+        self.objective, self.neurons, self.at = objective, neurons, at
+
+    def keep(self, neurons: Neurons, at: Evaluation) -> None:
+        """Take these neurons where they are better."""
+        if value_of(self.objective, neurons, at) < value_of(self.objective, self.neurons, self.at):
+            self.neurons, self.at = neurons, at
 
 
 def _made(candidates: list[Candidate], like: Neurons) -> Neurons:

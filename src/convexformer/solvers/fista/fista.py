@@ -15,7 +15,7 @@ from convexformer.objective import Evaluation, Objective
 from convexformer.solvers.base import Solver, Watcher
 from convexformer.solvers.cuda_graph import CudaGraphLoop, select
 from convexformer.solvers.fista.newton_polish import NewtonPolish, PolishOptions
-from convexformer.solvers.monitor import Monitor
+from convexformer.solvers.monitor import Monitor, TimeUp
 from convexformer.weights import Weights
 
 
@@ -100,24 +100,28 @@ def fista(
     L: Scalar = _first_curvature(objective, at_Z)
     t, L = (t, L) if sync_free else (float(t), float(L))
     first = _State(Z, F, Z, F, t, L, at_Z.intercept, at_Z.intercept)
-    advance = partial(_advance, objective, options, sync_free=sync_free, watcher=monitor)
+    advance = partial(_advance, objective, options, sync_free=sync_free)
     iteration = CudaGraphLoop(objective, advance, first, record=sync_free and objective.penalty.sync_free)
     polish = NewtonPolish(objective, options.polish)
-    for _ in monitor:
-        iteration()
-        if monitor.due:
-            at = iteration.state
-            at_Z = objective.evaluate(at.F, at.b)
-            monitor.check(at.Z.clone() if iteration.record else at.Z, at_Z)
-            # conjugate gradients sync with the host at every step, so sync-free iterations go without
-            if not sync_free and (found := polish.try_step(at.Z, at.F, at_Z, at.L, monitor)) is not None:
-                Z, F, at_Z = found
-                iteration.set(_State(Z, F, Z, F, 1.0, at.L, at_Z.intercept, at_Z.intercept))
-                monitor.check(Z, at_Z)
+    try:
+        for _ in monitor:
+            iteration()
+            if monitor.due:
+                at = iteration.state
+                at_Z = objective.evaluate(at.F, at.b)
+                monitor.check(at.Z.clone() if iteration.record else at.Z, at_Z)
+                # conjugate gradients sync with the host at every step, so sync-free iterations go without
+                if not sync_free and (found := polish.try_step(at.Z, at.F, at_Z, at.L, monitor)) is not None:
+                    Z, F, at_Z = found
+                    iteration.set(_State(Z, F, Z, F, 1.0, at.L, at_Z.intercept, at_Z.intercept))
+                    monitor.check(Z, at_Z)
+    except TimeUp:
+        monitor.hold(iteration.state.Z, iteration.state.F, iteration.state.b)
+        raise
 
 
-def _advance(objective: Objective, options: FistaOptions, at: _State, *, sync_free: bool, watcher: Watcher) -> _State:
-    """Take one step; where the time runs out on the way, return to where it began, whose outputs are known."""
+def _advance(objective: Objective, options: FistaOptions, at: _State, *, sync_free: bool) -> _State:
+    """Take one step."""
     prox, beta = cast(Proximal, objective.penalty).prox, objective.beta  # asked for by ``requires``
     Z, F, W, FW, t, L, b, ahead = at
     few = objective.n_outputs <= objective.loss.nearly_exact_until
@@ -125,8 +129,6 @@ def _advance(objective: Objective, options: FistaOptions, at: _State, *, sync_fr
     at_W = objective.evaluate(FW, ahead, inexact_intercept=inexact)
     G = objective.adjoint(at_W.V)
     while True:
-        if not sync_free and watcher.late:
-            return at
         Z_next = prox(W - G / L, beta / L)
         F_next = objective.apply(Z_next)
         at_next = objective.evaluate(F_next, at_W.intercept, inexact_intercept=inexact)

@@ -95,8 +95,6 @@ class NewtonPolish:
         value, size = self._value(Z, at), float(torch.linalg.vector_norm(R))
         noise = 16 * torch.finfo(Z.dtype).eps * abs(value)
         for length in self.options.step_lengths:
-            if monitor.late:
-                return None
             W = Z1 + length * E
             at_W = objective.evaluate(F1 + length * FE, at.intercept)
             # off the manifold by second order: a proximal step leads back
@@ -129,8 +127,6 @@ class NewtonPolish:
         q, rz = r, (r * p).sum()  # q = J^-1 p
         E, FE, first = torch.zeros_like(r), torch.zeros_like(F, dtype=dtype), rz
         for count, _ in zip(range(1, self.options.max_steps + 1), monitor, strict=False):
-            if monitor.late:
-                return None
             Ap = A.apply(p)
             Sp = q - p + A.adjoint(H(Ap).to(dtype)) / L
             curvature = (p * Sp).sum()

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from convexformer.gauges import DualMatrix, Gauge, Polar, WeightsLike
 from convexformer.gauges.base import as_tensor
+from convexformer.objective import Objective
 from convexformer.operators import Operator
 
 
@@ -16,8 +17,8 @@ from convexformer.operators import Operator
 class AtomSet:
     """Atoms ``a_1, ..., a_m`` by their nonzero entries, and their outputs ``A a_j``."""
 
-    def __init__(self, operator: Operator) -> None:
-        self.operator = operator
+    def __init__(self, objective: Objective) -> None:
+        self.objective, operator = objective, objective.operator
         self._entries: list[tuple[Tensor, Tensor]] = []  # flat indices and values
         self.outputs = operator.like.new_zeros((0, operator.output_shape[0] * operator.output_shape[1]))
 
@@ -26,11 +27,11 @@ class AtomSet:
 
     def add(self, atoms: list[Tensor]) -> None:
         """Append atoms of the shape of ``Z``."""
+        found = [self.objective.apply(atom).flatten() for atom in atoms]
         for atom in atoms:
             flat = atom.flatten()
             index = flat.nonzero()[:, 0]
             self._entries.append((index, flat[index]))
-        found = [self.operator.apply(atom).flatten() for atom in atoms]
         self.outputs = torch.cat([self.outputs, torch.stack(found)])
 
     def keep(self, which: Tensor) -> None:
@@ -40,10 +41,11 @@ class AtomSet:
 
     def combine(self, t: Tensor) -> Tensor:
         """``Z = sum_j t_j a_j``."""
-        Z = self.operator.zeros().flatten()
+        operator = self.objective.operator
+        Z = operator.zeros().flatten()
         for size, (index, values) in zip(t, self._entries, strict=True):
             Z[index] += size * values  # the indices of one atom are distinct
-        return Z.view(self.operator.weight_shape)
+        return Z.view(operator.weight_shape)
 
 
 @final

@@ -8,6 +8,7 @@ prox.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import final
 
@@ -20,7 +21,7 @@ from convexformer.operators import BilinearOperator
 from convexformer.solvers.base import Solver
 from convexformer.solvers.fista import fista
 from convexformer.solvers.frank_wolfe.atoms import AtomOperator, AtomSet, CoefficientNorm
-from convexformer.solvers.monitor import Monitor
+from convexformer.solvers.monitor import Monitor, TimeUp
 from convexformer.solvers.watch import GapWatch
 from convexformer.weights import Weights
 
@@ -63,7 +64,7 @@ class FrankWolfe(Solver):
 
     def solve(self, objective: Objective, start: Weights, monitor: Monitor) -> None:
         """Iterate until the monitor says to stop."""
-        Z, atoms = start.dense(), AtomSet(objective.operator)
+        Z, atoms = start.dense(), AtomSet(objective)
         at = objective.evaluate(objective.apply(Z), start.intercept)
         point = monitor.check(Z, at)
         t = Z.new_zeros(0)
@@ -86,6 +87,7 @@ class FrankWolfe(Solver):
             used = t != 0
             atoms.keep(used)
             t, Z = t[used], atoms.combine(t[used])
+            monitor.hold(Z, (t @ atoms.outputs).view(at.outputs.shape), at.intercept)
             at = objective.evaluate(objective.apply(Z), at.intercept)
             point = monitor.check(Z, at)
 
@@ -102,6 +104,7 @@ class FrankWolfe(Solver):
         operator = AtomOperator(atoms.outputs, objective.operator.output_shape)
         inner = replace(objective, operator=operator, penalty=CoefficientNorm(), derived=None)
         watch = GapWatch(inner, goal, lambda: monitor.late, self.options.inner_iterations)
-        fista(inner, Weights(t, at.intercept), watch)
+        with suppress(TimeUp):
+            fista(inner, Weights(t, at.intercept), watch)
         assert isinstance(watch.best, Tensor)
         return watch.best

@@ -20,7 +20,7 @@ from convexformer.gauges import Factored
 from convexformer.objective import Evaluation, Objective
 from convexformer.operators import LowRank
 from convexformer.solvers.cuda_graph import CudaGraphLoop, select
-from convexformer.solvers.monitor import Monitor
+from convexformer.solvers.monitor import TimeUp
 from convexformer.solvers.staircase.lbfgs import Pairs
 from convexformer.solvers.staircase.options import StaircaseOptions
 from convexformer.threads import AsyncScalars
@@ -57,7 +57,6 @@ class _State(NamedTuple):
 def burst(
     objective: Objective,
     point: Point,
-    monitor: Monitor,
     steps: Iterator[int],
     aim: float,
     longest: int,
@@ -65,7 +64,7 @@ def burst(
     *,
     behind: int | None = None,
 ) -> tuple[Point, bool]:
-    """L-BFGS until the local gap is below ``aim``, relative to the objective; tell whether the iterations ran out.
+    """L-BFGS until the local gap is below ``aim``, relative to the objective; tell whether iterations or time ran out.
 
     Each term of the balanced factors is scaled by the curvature that its size gives it (as in scaled gradient descent;
     Tong, Ma and Chi 2021), so that weak terms move as fast as strong ones. Verdicts are read ``behind`` steps late; where
@@ -77,30 +76,33 @@ def burst(
     verdicts: deque[AsyncScalars] = deque()
     launched = done = 0
     ended = False
-    while True:
-        if launched < longest and not ended:
-            ended = monitor.late or next(steps, None) is None
-            if not ended:
-                launched += 1
-                iteration()
-                verdicts.append(AsyncScalars(iteration.state.verdict))
-                if len(verdicts) <= behind:
-                    continue
-        if not verdicts:
-            return line.point(iteration.state), ended
-        taken, downhill, local = verdicts.popleft().read()
-        if not taken:
-            verdicts.clear()
-            found = line.searched(iteration.state)
-            if found is None:
-                return line.point(iteration.state), False  # rounding: nothing more to gain here
-            iteration.set(found)
-            local = AsyncScalars(found.verdict).read()[-1]
-        elif not downhill:
-            iteration.set(line.forgetful(iteration.state))
-        done += 1
-        if done >= options.shortest_burst and local <= aim:
-            return line.point(iteration.state), False
+    try:
+        while True:
+            if launched < longest and not ended:
+                ended = next(steps, None) is None
+                if not ended:
+                    launched += 1
+                    iteration()
+                    verdicts.append(AsyncScalars(iteration.state.verdict))
+                    if len(verdicts) <= behind:
+                        continue
+            if not verdicts:
+                return line.point(iteration.state), ended
+            taken, downhill, local = verdicts.popleft().read()
+            if not taken:
+                verdicts.clear()
+                found = line.searched(iteration.state)
+                if found is None:
+                    return line.point(iteration.state), False  # rounding: nothing more to gain here
+                iteration.set(found)
+                local = AsyncScalars(found.verdict).read()[-1]
+            elif not downhill:
+                iteration.set(line.forgetful(iteration.state))
+            done += 1
+            if done >= options.shortest_burst and local <= aim:
+                return line.point(iteration.state), False
+    except TimeUp:
+        return line.point(iteration.state), True
 
 
 @final

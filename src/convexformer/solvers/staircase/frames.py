@@ -150,7 +150,7 @@ class Products:
             objective.intercept,
             objective.rows,
         )
-        return cls((own or objective).at(objective.beta), frames, turn)
+        return cls((own or objective).at(objective.beta).guarded(objective.guard), frames, turn)
 
     def at(self, beta: float) -> Products:
         """The same at another beta."""
@@ -177,8 +177,8 @@ def _made(objective: Objective, dtype: torch.dtype) -> _Kept:
     if not objective.like.is_cuda:  # there a second copy of the features would cost more than it gains
         turned = rough.operator.turned(frames.rows.turns, frames.columns.turns)
     if turned is not None:
-        return replace(rough, operator=turned, derived=None), frames.unturned(), frames
-    return None if rough is objective else replace(rough, derived=None), frames, None
+        return replace(rough, operator=turned, guard=None, derived=None), frames.unturned(), frames
+    return None if rough is objective else replace(rough, guard=None, derived=None), frames, None
 
 
 _Kept: TypeAlias = tuple[Objective | None, Frames, Frames | None]

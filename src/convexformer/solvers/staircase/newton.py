@@ -10,7 +10,6 @@ from torch import Tensor
 
 from convexformer.objective import Objective
 from convexformer.operators import BilinearOperator, LowRank
-from convexformer.solvers.monitor import Monitor
 from convexformer.solvers.staircase.bursts import Point, factor_weight, point_at
 from convexformer.solvers.staircase.curvature import Curvature
 from convexformer.solvers.staircase.frames import Products
@@ -26,7 +25,7 @@ class Step(NamedTuple):
     decrement: float
     """``<g, P^-1 g>`` before the step, over the objective: about twice the relative decrease that is left."""
     ended: bool
-    """Whether iterations or time ran out."""
+    """Whether iterations ran out."""
     length: float = 1.0
     """The fraction of the Newton step that was taken; zero where nothing descends."""
 
@@ -35,7 +34,6 @@ def newton_step(
     objective: Objective,
     products: Products,
     point: Point,
-    monitor: Monitor,
     steps: Iterator[int],
     options: StaircaseOptions,
     cross: float = 1.0,
@@ -59,7 +57,7 @@ def newton_step(
     residual = min(options.cg_residual, max(decrement, options.cg_residual_least)) * energy
 
     def may_go_on() -> bool:
-        return not monitor.late and next(steps, None) is not None
+        return next(steps, None) is not None
 
     A = products.objective.operator
     one_product = isinstance(A, BilinearOperator) and A.one_product

@@ -18,7 +18,7 @@ from convexformer.objective import Objective
 from convexformer.operators import BilinearOperator, LowRank
 from convexformer.solvers.base import Solver
 from convexformer.solvers.fista import fista
-from convexformer.solvers.monitor import Monitor
+from convexformer.solvers.monitor import Monitor, TimeUp
 from convexformer.solvers.staircase.bursts import Point, burst, point_at, tidy
 from convexformer.solvers.staircase.frames import Frames, Products
 from convexformer.solvers.staircase.growth import grow, prune
@@ -126,7 +126,7 @@ class _Walk:
         point = prune(objective, tidy(objective, point), self.options)
         if point.Z.n_terms == 0:
             return point, False
-        return burst(objective, point, self.monitor, self.steps, aim, longest, self.options)
+        return burst(objective, point, self.steps, aim, longest, self.options)
 
     def _newton(
         self, objective: Objective, products: Products, point: Point, dual: DualPoint, gap: float
@@ -138,19 +138,22 @@ class _Walk:
         """
         polar = dual.polar.value
         feasible = min(1.0, objective.beta / polar) if polar > 0 else 1.0
-        for _ in range(self.options.newton_steps):
-            point = prune(objective, point, self.options)
-            if point.Z.n_terms == 0:
-                break
-            cross = feasible if self.decrement > self.options.whole_cross else 1.0
-            damping = self.damping
-            step = newton_step(objective, products, point, self.monitor, self.steps, self.options, cross, damping)
-            self._damp(step)
-            still, point, self.decrement = step.point is point, step.point, step.decrement
-            if step.ended:
-                return point, True
-            if still or step.decrement < self.options.settled * gap:
-                break
+        try:
+            for _ in range(self.options.newton_steps):
+                point = prune(objective, point, self.options)
+                if point.Z.n_terms == 0:
+                    break
+                cross = feasible if self.decrement > self.options.whole_cross else 1.0
+                damping = self.damping
+                step = newton_step(objective, products, point, self.steps, self.options, cross, damping)
+                self._damp(step)
+                still, point, self.decrement = step.point is point, step.point, step.decrement
+                if step.ended:
+                    return point, True
+                if still or step.decrement < self.options.settled * gap:
+                    break
+        except TimeUp:
+            return point, True
         return point, False
 
     def _damp(self, step: Step) -> None:
@@ -183,15 +186,11 @@ class _Walk:
             point = point_at(rough, Z, point.outputs.to(dtype), point.evaluation.intercept)
             if self.by_bursts:
                 point = self._descend_by_bursts(rough, point, dual.polar.value)
-                late = self.monitor.late
-                grown = None if late else grow(rough, point, rough.dual_matrix(point.evaluation.V), 1.0, self.options)
-                point = point if grown is None else grown
-                if point.Z.n_terms and not late:
-                    point, _ = self._burst(rough, point, self.options.coarse_gap, self.longest)
             else:
                 point = self._descend(products.inside(), point, dual.polar.value)
             point = replace(point, Z=products.leave(point.Z.to(dtype=exact.like.dtype)))
         Z = point.Z.to(dtype=exact.like.dtype)
+        self.monitor.hold(Z, point.outputs.to(Z.dtype), point.evaluation.intercept)
         return point_at(exact, Z, exact.apply(Z), point.evaluation.intercept)
 
     def _descend(self, products: Products, point: Point, beta_max: float) -> Point:
@@ -203,37 +202,46 @@ class _Walk:
         for beta in reversed(betas[:-1]):
             rung = objective.at(beta)
             point = point_at(rung, point.Z, point.outputs, point.evaluation.intercept)
-            for _ in range(self.options.rung_rounds):
-                if self.monitor.late:
-                    return point
-                dual = dual_point(rung, point.evaluation, quick=True)
-                gap = (float(point.value) - dual.value) / max(abs(float(point.value)), 1e-300)
-                if gap <= self.options.rung_gap:
-                    break
-                grown = grow(rung, point, dual.M, gap, self.options, products.frames)
-                point = point if grown is None else grown
-                if point.Z.n_terms == 0:
-                    break
-                point, ended = self._newton(rung, products.at(beta), point, dual, gap)
-                if ended:
-                    return point
+            try:
+                for _ in range(self.options.rung_rounds):
+                    dual = dual_point(rung, point.evaluation, quick=True)
+                    gap = (float(point.value) - dual.value) / max(abs(float(point.value)), 1e-300)
+                    if gap <= self.options.rung_gap:
+                        break
+                    grown = grow(rung, point, dual.M, gap, self.options, products.frames)
+                    point = point if grown is None else grown
+                    if point.Z.n_terms == 0:
+                        break
+                    point, ended = self._newton(rung, products.at(beta), point, dual, gap)
+                    if ended:
+                        return point
+            except TimeUp:
+                return point
         return point
 
     def _descend_by_bursts(self, objective: Objective, point: Point, beta_max: float) -> Point:
-        """Walk down from ``beta_max`` by the factor ``ladder``, roughly, and end at the objective's own beta."""
-        ratio = self.options.ladder
-        beta = ratio * beta_max
-        while beta > objective.beta / ratio**0.5 and not self.monitor.late:
-            rung = objective.at(beta)
-            point = point_at(rung, point.Z, point.outputs, point.evaluation.intercept)
-            grown = grow(rung, point, rung.dual_matrix(point.evaluation.V), 1.0, self.options)
-            point = point if grown is None else grown
-            if point.Z.n_terms == 0:
-                break
-            point, ended = self._burst(rung, point, 1e-2, self.options.shortest_burst)
-            if ended:
-                break
-            beta *= ratio
+        """Walk down from ``beta_max`` by the factor ``ladder``, roughly, and end at the objective's own beta.
+
+        In float32 on a CPU the last burst is there, longer than the others.
+        """
+        options, beta, stages = self.options, self.options.ladder * beta_max, []
+        while beta > objective.beta / options.ladder**0.5:
+            stages.append((objective.at(beta), 1e-2, options.shortest_burst))
+            beta *= options.ladder
+        if not objective.like.is_cuda:
+            stages.append((objective, options.coarse_gap, self.longest))
+        try:
+            for rung, aim, longest in stages:
+                point = point_at(rung, point.Z, point.outputs, point.evaluation.intercept)
+                grown = grow(rung, point, rung.dual_matrix(point.evaluation.V), 1.0, options)
+                point = point if grown is None else grown
+                if point.Z.n_terms == 0:
+                    continue
+                point, ended = self._burst(rung, point, aim, longest)
+                if ended:
+                    break
+        except TimeUp:
+            pass
         return point_at(objective, point.Z, point.outputs, point.evaluation.intercept)
 
     # ------------------------------------------------------------------ decisions

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from typing import final
 
 import numpy as np
@@ -11,6 +12,7 @@ from torch import Tensor
 
 from convexformer.objective import Objective
 from convexformer.solvers.fista import fista
+from convexformer.solvers.monitor import TimeUp
 from convexformer.solvers.watch import GapWatch
 from convexformer.solvers.working_set.options import WorkingSetOptions
 from convexformer.solvers.working_set.step import StepContext, WorkingSetStep
@@ -34,7 +36,8 @@ class AcceleratedStep(WorkingSetStep):
         part = self._restricted(tuple(tokens), dtype).at(at.beta)
         where = torch.tensor(tokens, device=self.Z.device)
         watch = GapWatch(part, tolerance, late, self.options.accelerated_iterations)
-        fista(part, Weights(self.Z.index_select(-3, where).to(dtype), at.evaluation.intercept), watch)
+        with suppress(TimeUp):
+            fista(part, Weights(self.Z.index_select(-3, where).to(dtype), at.evaluation.intercept), watch)
         self.exact |= not watch.done  # float32 did not reach the goal
         assert isinstance(watch.best, Tensor)
         self.Z = self.Z.index_copy(-3, where, watch.best.to(self.Z.dtype))

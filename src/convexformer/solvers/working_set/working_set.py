@@ -82,6 +82,7 @@ class WorkingSet(Solver):
             goal, last = max(share * gap, wanted) * scale, slices
             context = StepContext(at, point, gap, rung.beta)
             Z = step.round(slices, context, goal, lambda: monitor.late)
+            monitor.hold(Z, None, at.intercept, -math.inf)  # rounds do not raise the objective
             at = objective.evaluate(objective.apply(Z), at.intercept)
             point = monitor.check(Z, at)
 
