@@ -97,7 +97,7 @@ def score_path(
         if clock.late and not solution.certificate.meets(options.tolerance):
             break
         estimator._keep(problem.with_beta(solution.beta), solution)
-        scores[k] = one_number(_scored(scorer, estimator, options.scoring, outside, targets[test], weighted))
+        scores[k] = one_number(scored(scorer, estimator, options.scoring, outside, targets[test], weighted))
         gaps[k] = solution.certificate.relative_gap
         if k == 0 or scores[k] > best + VISIBLE * (scores[k] - scores[0]):
             best, best_at = scores[k], k
@@ -122,7 +122,7 @@ def uninterrupted(solutions: Iterator[Solution]) -> Iterator[Solution]:
         yield solution
 
 
-def _scored(
+def scored(
     scorer: Any, estimator: TokenEstimator, scoring: Any, X: Tokens, y: np.ndarray, weighted: dict[str, np.ndarray]
 ) -> Any:
     """Return the score of a fold; the accuracy of plain labels, which have been validated, without validating them again."""

@@ -56,12 +56,12 @@ class HeldOut:
         for k, (train, test) in enumerate(self.folds):
             inside, outside = (torch.as_tensor(rows, device=K.device) for rows in (train, test))
             share = float(objective.sample_weight[inside].sum() / objective.sample_weight.sum())
-            columns = K.index_select(1, inside).div_(share)  # (N, n_train)
-            own, last = columns.index_select(0, inside), self._last[k]
+            rows = K.index_select(0, inside).div_(share)  # (n_train, N)
+            own, last = rows.index_select(1, inside), self._last[k]
             first, c = (alpha[inside], b) if last is None else (last[1].alpha * (beta / last[0]), last[1].b)
             point = self._fit(_ridge(objective, own, inside), own, first, c)
             self._last[k] = (beta, point)
-            yield (times(columns.index_select(0, outside), point.alpha) + point.b).double()
+            yield (times(rows.index_select(1, outside).T, point.alpha) + point.b).double()
 
     def start(self, objective: Objective, eta: Tensor) -> Weights:
         """Return weights for all samples: the means of the folds' coefficients and intercepts, at these block weights."""

@@ -28,7 +28,7 @@ from convexformer.clock import Clock
 from convexformer.data import TokenDataset
 from convexformer.data.stores import Tokens
 from convexformer.estimators.base import TokenEstimator
-from convexformer.estimators.folds import FoldOptions, Share, one_number, takes_weight, uninterrupted
+from convexformer.estimators.folds import FoldOptions, Share, one_number, scored, takes_weight, uninterrupted
 from convexformer.estimators.held_out import HeldOut
 from convexformer.estimators.part import Part
 from convexformer.operators import Operator
@@ -131,7 +131,7 @@ def auto_path(
             break
         estimator._keep(problem.with_beta(solution.beta), solution)
         _says(estimator, _outputs(solution, operator))
-        found.append(one_number(scorer(estimator, outside, targets[test], **weighted)))
+        found.append(one_number(scored(scorer, estimator, options.scoring, outside, targets[test], weighted)))
         scores[k], gaps[k] = found[-1], solution.certificate.relative_gap
         if grid.settled(found):
             break
@@ -194,7 +194,7 @@ def shared_path(
         voice._keep(at, _unproved(at, starts[k]))
         for row, outputs, (X, y, weight) in zip(scores, fits, parts, strict=True):
             _says(voice, outputs.squeeze(-1) if problem.layout.squeeze else outputs)
-            row[k] = one_number(scorer(voice, X, y, **weight))
+            row[k] = one_number(scored(scorer, voice, options.scoring, X, y, weight))
         if bar is not None:
             bar.advance()
         return found
