@@ -121,6 +121,18 @@ def test_the_run_with_most_seeds_counts():
     assert text == "faster: 1; faster, case 2: 5 (one seed)"
 
 
+def test_a_claim_beyond_the_recorded_runs_says_why():
+    claim = Claim("Ours", "figure 1", "faster", Found("grokking", "figure 1", "^faster", "It takes a day."))
+    full = finding("faster", "not tested", "never in 5")
+    expected = ("never in 5. It takes a day.", "not testable here")
+    assert claims_registry.measured(claim, Records({}, {"grokking": [full]})) == expected
+    quick = {"grokking": [{**full, "quick": True}]}
+    assert claims_registry.measured(claim, Records({}, quick)) == ("never in 5", "not tested")
+    assert claims_registry.measured(claim, Records({}, {}))[1] == "not tested"
+    tested = {"grokking": [full, {**finding("faster", "reproduced", "at 3"), "quick": True}]}
+    assert claims_registry.measured(claim, Records({}, tested)) == ("at 3 (a quick run)", "reproduced")
+
+
 def test_records_of_before_claims_had_one_form_are_read():
     old = {"claims": [{"source": "the report, figure 1", "claim": "a", "measured": "b", "holds": False}]}
     (one,) = claims_registry.findings_of(old)

@@ -348,3 +348,32 @@ def test_a_gpu_trains_as_a_cpu_does(build):
     for run in (graph, eager):
         assert np.allclose(run.history.train_loss[:2], cpu.history.train_loss[:2], rtol=2e-2)
     assert np.allclose(graph.history.train_loss, eager.history.train_loss, rtol=5e-2)
+
+
+@pytest.mark.parametrize("norm", ["post", "pre", "none"])
+@pytest.mark.parametrize("depth", [1, 2])
+def test_softmax_transformer_is_the_textbook_one_at_the_equals_sign(depth, norm):
+    """Every sample and position on its own: embeddings, causal attention, an MLP; the library takes short cuts."""
+    model = deep.SoftmaxTransformer(P, P, depth=depth, width=8, heads=2, norm=norm, seeds=(4,)).double()
+    named = {name: value[0] for name, value in model.named_parameters()}
+    table = next(value for name, value in named.items() if name.startswith("embedding")).reshape(P + 2, 8)
+    X = TASK.X[:20]
+
+    def scaled(x, gain):
+        return torch.nn.functional.layer_norm(x, (8,)) * named[gain]
+
+    rows = []
+    for a, b in X.tolist():
+        x = table[[a, P, b, P + 1]] + named["position"]
+        for l in range(depth):
+            y = scaled(x, f"gain_attention{l}") if norm == "pre" else x
+            q, k, v = ((y @ part).view(4, 2, 4).transpose(0, 1) for part in named[f"qkv{l}"].chunk(3, -1))
+            mixed = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+            x = x + mixed.transpose(0, 1).reshape(4, 8) @ named[f"out{l}"]
+            x = scaled(x, f"gain_attention{l}") if norm == "post" else x
+            y = scaled(x, f"gain_mlp{l}") if norm == "pre" else x
+            x = x + (y @ named[f"up{l}"] + named[f"bias_up{l}"]).relu() @ named[f"down{l}"] + named[f"bias_down{l}"]
+            x = scaled(x, f"gain_mlp{l}") if norm == "post" else x
+        x = scaled(x, "gain_last") if norm == "pre" else x
+        rows.append(x[-1] @ named["unembedding"])
+    torch.testing.assert_close(model(X)[0], torch.stack(rows), rtol=0, atol=1e-12)

@@ -117,9 +117,9 @@ RECIPES: dict[str, Recipe] = {
     "report-convex": Recipe("convex, Fisher et al.", "report", _RIDGE),
     "report-kernel": Recipe("convex kernel, Fisher et al.", "report", _RIDGE, {"kernel": "chi"}),
     "report-softmax": Recipe("softmax, Fisher et al.", "softmax", _AS_REPORTED, {"depth": 2, "heads": 1}),
-    # periodicity, the best of the same sweep
+    # periodicity, the best of the same sweep; one convex layer is wider than its grid, whose corner (width 64) stops at 98%
     "periodicity-convex-1": _blocks(
-        "tuned", 1, 64, learning_rate=2e-2, weight_decay=1.0, iterations=4000, shape={"separate": True}
+        "tuned", 1, 128, learning_rate=2e-2, weight_decay=1.5, iterations=4000, shape={"separate": True}
     ),
     "periodicity-convex-2": _blocks(
         "tuned",

@@ -137,15 +137,36 @@ class SoftmaxTransformer(SequenceModel):
     def _attend(self, x: Tensor, l: int, last: bool) -> Tensor:
         S, B, n, d = x.shape
         y = self._normalised(x, f"gain_attention{l}") if self.norm == "pre" else x
-        parts = (y.flatten(1, 2) @ self.get_parameter(f"qkv{l}")).view(S * B, n, 3, self.heads, d // self.heads)
-        q, k, v = parts.permute(2, 0, 3, 1, 4)  # (S * B, heads, n, d / heads) each
-        mask = self.mask
+        W, first = self.get_parameter(f"qkv{l}"), l == 0
         if last:  # only the output at the equals sign is used
-            q, x, mask = q[:, :, -1:], x[:, :, -1:], mask[-1:]
-        weights = (q @ k.mT / math.sqrt(d // self.heads) + mask).softmax(-1)
-        mixed = (weights @ v).transpose(1, 2).reshape(S, -1, d) @ self.get_parameter(f"out{l}")
+            q, x = self._product(y, W[..., :d], first, last=True), x[:, :, -1:]
+            k, v = self._product(y, W[..., d:], first).chunk(2, -1)
+        else:
+            q, k, v = self._product(y, W, first).chunk(3, -1)
+        q, k, v = (part.unflatten(-1, (self.heads, -1)) for part in (q, k, v))  # (S, B, positions, heads, d / heads)
+        scale = (d // self.heads) ** -0.5
+        if last:  # it sees all positions; products with one row are faster as sums
+            weights = ((q * scale) * k).sum(-1, keepdim=True).softmax(2)
+            mixed = (weights * v).sum(2)
+        else:
+            q, k, v = (part.reshape(S * B, n, self.heads, -1).transpose(1, 2) for part in (q, k, v))
+            mixed = ((q @ k.mT * scale + self.mask).softmax(-1) @ v).transpose(1, 2)
+        mixed = mixed.reshape(S, -1, d) @ self.get_parameter(f"out{l}")
         x = x + mixed.view(x.shape)
         return self._normalised(x, f"gain_attention{l}") if self.norm == "post" else x
+
+    @staticmethod
+    def _product(y: Tensor, W: Tensor, first: bool, last: bool = False) -> Tensor:
+        """``y @ W`` at every position, or at the last; before the first layer signs are the same in every sample."""
+        S, B, n, _ = y.shape
+        if not first:
+            y = y[:, :, -1:] if last else y
+            return (y.flatten(1, 2) @ W).view(S, B, -1, W.shape[-1])
+        signs = (y[:, 0, 1::2] @ W).unsqueeze(1).expand(S, B, n // 2, -1)
+        if last:
+            return signs[:, :, -1:]
+        tokens = (y[:, :, ::2].flatten(1, 2) @ W).view(S, B, n // 2, -1)
+        return torch.stack([tokens, signs], 3).flatten(2, 3)
 
     def _feed(self, x: Tensor, l: int) -> Tensor:
         y = (self._normalised(x, f"gain_mlp{l}") if self.norm == "pre" else x).flatten(1, 2)

@@ -41,7 +41,8 @@ def run(output: Path, *, quick: bool = False, console: Console | None = None) ->
         study.console.print(f"[dim]{study.seconds:6.1f} s[/] experiment {name}")
         started = time.perf_counter()
         result = EXPERIMENTS[name].load()(study.output / name, quick=quick, console=Console(quiet=True))
-        found[name], seconds[name] = findings_of(result), time.perf_counter() - started
+        found[name] = [{**each, "quick": quick} for each in findings_of(result)]
+        seconds[name] = time.perf_counter() - started
         certified &= bool(result["certified"])
     records = Records(checks, found)
     for claim in CLAIMS:

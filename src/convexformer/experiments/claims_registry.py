@@ -41,6 +41,8 @@ class Found:
     experiment: str
     source: str
     claim: str
+    beyond: str = ""
+    """Why longer runs than the recorded ones cannot test it here, if they did not."""
 
     def matches(self, found: dict[str, Any]) -> bool:
         """Tell whether a finding belongs to the claim."""
@@ -125,7 +127,11 @@ def measured(claim: Claim, records: Records) -> tuple[str, str]:
     if isinstance(evidence, Check):
         one = records.checks.get(evidence.key)
         return ("", Verdict.OPEN.value) if one is None else (one["measured"], one["verdict"])
-    return _of_findings([each for each in records.findings.get(evidence.experiment, []) if evidence.matches(each)])
+    found = [each for each in records.findings.get(evidence.experiment, []) if evidence.matches(each)]
+    text, verdict = _of_findings(found)
+    if verdict == Verdict.OPEN.value and evidence.beyond and not all(each.get("quick", False) for each in found):
+        return f"{text}. {evidence.beyond}", Verdict.BEYOND.value
+    return text, verdict
 
 
 def _of_findings(found: list[dict[str, Any]]) -> tuple[str, str]:

@@ -184,5 +184,7 @@ def _totals(runs: tuple[Run, ...], a_step: list[float]) -> Measured:
         f"{total:,.0f}" if np.isfinite(total) else f"more than {low:,.0f}"
         for total, low in zip(totals, least, strict=True)
     )
-    later = np.isfinite(totals[2]) and min(totals[1], least[1]) > totals[2]  # softmax is past the kernel model already
-    return Measured(f"{text} s", in_order(totals), settled=bool(later))
+    # softmax is past the kernel model already, and where the convex model is among the two is known
+    later = np.isfinite(totals[2]) and min(totals[1], least[1]) > totals[2]
+    known = np.isfinite(totals[0]) or least[0] > totals[2]
+    return Measured(f"{text} s", in_order(totals), settled=bool(later and known))
