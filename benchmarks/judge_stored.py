@@ -139,7 +139,10 @@ def main(folder: Path = RESULTS) -> None:
     mod15.figure_6(stacks)
     mod15.by_share(stacks, mod15.FRACTIONS)
     stacks.write()
-    stacks = StoredStacks(folder, "spectra", {})
+    long = {
+        f"periodicity {key}": spectra.REPORT_ITERATIONS["periodicity"] for key in ("report-convex", "report-kernel")
+    }
+    stacks = StoredStacks(folder, "spectra", long)
     for key, run in stacks.runs.items():
         if key.endswith(("report-convex", "report-kernel")):
             source = f"Fisher et al., figure {'3' if key.startswith('division') else '4'}"

@@ -84,6 +84,16 @@ def test_a_budget_below_the_full_one_refutes_only_what_is_settled(stacks, limit,
     assert ("20 of 30 iterations" in claim["measured"]) == (verdict == "not tested")
 
 
+@pytest.mark.parametrize(("indifferent", "verdict"), [((), "not tested"), ((0,), "not tested"), ((1,), "reproduced")])
+def test_a_model_whose_further_iterations_do_not_matter_may_stop_early(stacks, indifferent, verdict):
+    recipe = deep.recipe("convex-1").but(iterations=30)
+    stacks.train("whole", recipe, modular_division(11))
+    stacks.train("short", recipe, modular_division(11), quick=20)
+    measured = deep_study.Measured("less", Verdict.YES, indifferent=indifferent)
+    stacks.find("a paper", "a claim", ("whole", "short"), lambda *_: measured)
+    assert stacks.finish()["claims"][0]["verdict"] == verdict
+
+
 def test_a_claim_about_the_end_of_training_needs_the_whole_budget(stacks, monkeypatch):
     monkeypatch.setattr(deep.Run, "iterations_to", lambda *_, **__: np.array([10.0, 10.0]))
     stacks.train("convex-1", deep.recipe("convex-1").but(iterations=30), modular_division(11), quick=20)

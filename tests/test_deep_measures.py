@@ -109,6 +109,13 @@ def test_smoother_is_settled_once_the_other_fell_more():
     assert found.settled
     assert verdicts.smoother([smooth, longer], rough).verdict is Verdict.PARTLY
     assert verdicts.smoother([longer], smooth).verdict is Verdict.NO
+    never = run_of([0, 0.5, 0.4, 0.5, 0.4, 0.5])  # all of its falls count, although the other had fewer iterations
+    found = verdicts.smoother([smooth, never], rough)
+    assert found.verdict is Verdict.YES
+    assert found.indifferent == (2,)
+    assert not found.settled
+    never = run_of([0, 0.5, 0.3, 0.5, 0.3, 0.5])
+    assert verdicts.smoother([smooth, never], rough).indifferent == ()
 
 
 def test_curves_that_level_off_at_the_same_time():

@@ -34,11 +34,15 @@ FULL_SEEDS = 5
 @final
 @dataclass(frozen=True)
 class Measured:
-    """What a claim is compared with. ``settled``: more iterations of a model that stopped early would not change it."""
+    """What a claim is compared with. ``settled``: more iterations of a model that stopped early would not change it.
+
+    ``indifferent``: the positions of models whose further iterations would not, whatever they bring.
+    """
 
     text: str
     verdict: Verdict
     settled: bool = False
+    indifferent: tuple[int, ...] = ()
 
 
 @final
@@ -139,7 +143,7 @@ class TrainedStacks:
             self.study.find(source, claim, why, Verdict.OPEN, budget="none")
             return
         found = measure(*(self.runs[key] for key in keys))
-        short = [key for key in keys if self.cut_short(key, whole)]
+        short = [key for k, key in enumerate(keys) if k not in found.indifferent and self.cut_short(key, whole)]
         text, verdict = found.text, found.verdict
         if short and not found.settled:
             verdict = Verdict.OPEN

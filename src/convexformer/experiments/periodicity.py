@@ -93,9 +93,13 @@ def report_claims(stacks: TrainedStacks) -> None:
         REPORT,
         _unreached,
     )
-    stacks.find(
-        source, "both convex models reach a higher validation accuracy than the softmax transformer", REPORT, _higher
-    )
+    for key, name in (("report-convex", "convex"), ("report-kernel", "kernel")):
+        stacks.find(
+            source,
+            f"the {name} model reaches a higher validation accuracy than the softmax transformer",
+            (key, "report-softmax"),
+            _higher,
+        )
     stacks.find(
         source,
         "the kernel model reaches a higher validation accuracy than the convex one",
@@ -136,12 +140,11 @@ def _unreached(*runs: Run) -> Measured:
     return Measured(text, Verdict.NO if whole else Verdict.PARTLY if some else Verdict.YES, settled=whole)
 
 
-def _higher(convex: Run, kernel: Run, softmax: Run) -> Measured:
-    text = (
-        f"best test accuracy: convex {accuracies(convex)}, kernel {accuracies(kernel)}, softmax {accuracies(softmax)}"
-    )
-    count = sum(_best(each) > _best(softmax) for each in (convex, kernel))
-    return Measured(text, (Verdict.NO, Verdict.PARTLY, Verdict.YES)[count])
+def _higher(ours: Run, softmax: Run) -> Measured:
+    """More iterations only raise a best accuracy: below a softmax transformer that stopped early is below it for good."""
+    higher = _best(ours) > _best(softmax)
+    text = f"best test accuracy {accuracies(ours)}, softmax {accuracies(softmax)}"
+    return Measured(text, Verdict.YES if higher else Verdict.NO, indifferent=() if higher else (1,))
 
 
 def _best(run: Run) -> float:
