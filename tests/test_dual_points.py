@@ -10,7 +10,8 @@ from convexformer.gauges import FrobeniusNorm, GroupNorm, L1Norm, NuclearNorm, R
 from convexformer.gauges.base import Penalty
 from convexformer.gauges.combined import SumPenalty
 from convexformer.solvers import SOLVERS
-from convexformer.solvers.fista import Fista, FistaOptions
+from convexformer.solvers.fista import Fista, FistaOptions, newton_polish
+from convexformer.solvers.fista.group_metric import GroupMetric, forms_blocks
 from convexformer.solvers.fista.newton_polish import NewtonPolish, PolishOptions
 
 EXAMPLES = {
@@ -161,3 +162,42 @@ def test_nothing_is_tried_at_zero_or_while_the_support_changes(monkeypatch):
     for _ in range(8):  # a failure makes it wait two checks, the next one four
         candidates.try_step(Z, F, problem.objective.evaluate(F), L, Watch())
     assert len(tried) == 3
+
+
+def wide_groups(loss="cross_entropy"):
+    """Few groups in use among many correlated ones."""
+    rng = np.random.default_rng(1)
+    X = rng.standard_normal((300, 1, 6)) + 0.7 * rng.standard_normal((300, 40, 6))
+    scores = X[:, 3, :4] + 2 * X[:, 20, 1:5] + 0.2 * rng.standard_normal((300, 4))
+    Y = scores.argmax(1) if loss == "cross_entropy" else (scores[:, 0] > 0) * 2.0 - 1
+    ratio = 0.01 if loss == "cross_entropy" else 0.1
+    return cf.Problem("attention", X, Y, beta_ratio=ratio, loss=loss, intercept=True)
+
+
+@pytest.mark.parametrize("loss", ["cross_entropy", "logistic"])
+def test_steps_on_groups_end_at_the_optimum_in_fewer_iterations(loss, monkeypatch):
+    problem = wide_groups(loss)
+    solution = cf.solve(problem, tolerance=1e-9, solver="fista")
+    assert forms_blocks(problem.objective, solution.dense())
+    other = cf.solve(problem, tolerance=1e-9, solver="working_set")
+    assert solution.objective == pytest.approx(other.objective, rel=2e-9)
+    monkeypatch.setattr(newton_polish, "forms_blocks", lambda *args: False)
+    assert solution.n_iter < cf.solve(problem, tolerance=1e-9, solver="fista").n_iter
+
+
+def test_the_metric_of_groups_is_the_hessian_of_each_output():
+    problem = wide_groups()
+    Z = cf.solve(problem, tolerance=1e-2, solver="fista").dense()
+    norms = torch.linalg.vector_norm(Z, dim=-2, keepdim=True)
+    Z = torch.where(norms > 0.1 * norms.max(), Z, 0.0)
+    objective = problem.objective
+    at = objective.evaluate(objective.apply(Z))
+    h = objective.loss.hessian(at.outputs, objective.targets).diagonal()
+    metric = GroupMetric(objective, Z, h)
+    draw = torch.randn(Z.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    P = torch.where(metric.mask, draw, 0.0)
+    HP = torch.where(metric.mask, metric.bent(P) + objective.adjoint(h * objective.apply(P)), 0.0)
+    torch.testing.assert_close(metric.solve(HP), P, rtol=1e-3, atol=1e-4)
+    step, norm = 1e-5 * P, lambda W: torch.linalg.vector_norm(W, dim=-2, keepdim=True).clamp_min(1e-300)
+    change = objective.beta * ((Z + step) / norm(Z + step) - (Z - step) / norm(Z - step)) / 2e-5
+    torch.testing.assert_close(change, metric.bent(P), rtol=1e-4, atol=1e-4)

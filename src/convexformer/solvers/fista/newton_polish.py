@@ -28,6 +28,7 @@ from torch import Tensor
 from convexformer.gauges import Proximal
 from convexformer.objective import Evaluation, Objective
 from convexformer.solvers.base import Watcher
+from convexformer.solvers.fista.group_metric import forms_blocks, group_step
 
 Step: TypeAlias = tuple[Tensor, Tensor, Evaluation]
 """Weights, their outputs, and the loss there."""
@@ -49,6 +50,8 @@ class PolishOptions:
     """Relative residual at which CG stops: the quadratic model is not worth more."""
     step_lengths: tuple[float, ...] = (1.0, 0.2)
     """Fractions of the Newton step that are tried: the model may hold for a part of it only."""
+    group_lengths: tuple[float, ...] = (1.0, 0.5, 0.25, 0.125)
+    """The same for steps on groups, along which values cost no product."""
     double_below: int = 1 << 16
     """Weights up to which float32 products are no faster than float64."""
     settled: float = 0.01
@@ -85,6 +88,8 @@ class NewtonPolish:
     def _newton(self, Z: Tensor, F: Tensor, at: Evaluation, L: float, monitor: Watcher) -> Step | None:
         objective, penalty = self.objective, self.objective.penalty
         assert isinstance(penalty, Proximal)
+        if forms_blocks(objective, Z) and objective.loss.hessian(at.outputs, objective.targets) is not None:
+            return self._on_groups(Z, F, at, L, monitor)
         shifted = Z - objective.adjoint(at.V) / L
         Z1 = penalty.prox(shifted, objective.beta / L)
         F1, R = objective.apply(Z1), Z1 - Z
@@ -107,6 +112,33 @@ class NewtonPolish:
                 return Z2, F2, at_Z2
         return None
 
+    def _on_groups(self, Z: Tensor, F: Tensor, at: Evaluation, L: float, monitor: Watcher) -> Step | None:
+        """The same with the blocks of outputs on the groups in use, which take a few steps of conjugate gradients."""
+        objective, penalty = self.objective, self.objective.penalty
+        assert isinstance(penalty, Proximal)
+        E = group_step(objective, self._rough(Z), Z, at, _hessian(objective, at), monitor)
+        if E is None:
+            return None
+        FE, value = objective.apply(E), self._value(Z, at)
+        noise = 16 * torch.finfo(Z.dtype).eps * abs(value)
+        for length in self.options.group_lengths:
+            W, at_W = Z + length * E, objective.evaluate(F + length * FE, at.intercept)
+            if self._value(W, at_W) < value + noise:
+                break
+        else:
+            return None
+        Z2 = penalty.prox(W - objective.adjoint(at_W.V) / L, objective.beta / L)  # lets other groups in
+        F2 = objective.apply(Z2)
+        at_Z2 = objective.evaluate(F2, at_W.intercept)
+        return (Z2, F2, at_Z2) if self._value(Z2, at_Z2) < value + noise else None
+
+    def _rough(self, Z: Tensor) -> Objective:
+        """The objective for products: in float32 where that is faster."""
+        if self._inner is None:
+            single = Z.numel() > self.options.double_below
+            self._inner = self.objective.to(dtype=torch.float32) if single else self.objective
+        return self._inner
+
     def _solve(
         self, shifted: Tensor, R: Tensor, FR: Tensor, F: Tensor, at: Evaluation, L: float, monitor: Watcher
     ) -> tuple[Tensor, Tensor] | None:
@@ -114,11 +146,7 @@ class NewtonPolish:
 
         In float32 at first, which is exact enough for a digit and twice as fast, unless the conditioning is bad.
         """
-        if self._inner is None:
-            self._inner = (
-                self.objective.to(dtype=torch.float32) if R.numel() > self.options.double_below else self.objective
-            )
-        A = self._inner
+        A = self._rough(R)
         dtype = A.like.dtype
         J = self.objective.penalty.prox_derivative(shifted.to(dtype), self.objective.beta / L)
         H = _hessian(self.objective, at)
