@@ -8,6 +8,7 @@ from typing import Any, final
 
 import torch
 from torch import Tensor, nn
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from convexformer.data import TokenDataset
 from convexformer.data.stores import Tokens, TokenStream
@@ -25,6 +26,9 @@ from convexformer.weights import Weights
 ROUNDING = 1e-9  # what a user's kernel may be wrong by, or a hundred units of its precision if that is more
 MEMORY = 1 << 30  # bytes of one kernel matrix beyond which a Gaussian kernel becomes random features: 11,585 samples
 AUTO_WIDTH = 2.0  # the mean squared distance of normalised training features
+
+_RAW = WeakTensorKeyDictionary()
+"""Kernel values of training features, from fitting a head to them until its program is built."""
 
 
 class _OnFeature(Head):
@@ -210,14 +214,16 @@ class Kernel(_OnFeature):
         raw = self._raw(phi, phi)
         column, total = raw.mean(0), raw.mean()
         diagonal = (raw.diagonal() - 2 * column + total).mean()
+        if callable(self.kernel):
+            check_kernel(centred(raw, column, total))
+        else:
+            _RAW.setdefault(phi, {})[self.kernel, self.width] = raw  # for the program that comes next
         state = {
             "centers": phi.detach(),  # the same numbers; inner products kept for phi die with the training tokens
             "column_mean": column,
             "total_mean": total,
             "unit": torch.where(diagonal > 0, 1 / diagonal, torch.ones_like(diagonal)),
         }
-        if callable(self.kernel):
-            check_kernel(centred(raw, column, total))
         return replace(self, feature=feature, state=state)
 
     def program(self, tokens: TokenDataset, layout: Layout) -> Program:
@@ -245,10 +251,11 @@ class Kernel(_OnFeature):
         trains = phi.shape == centers.shape and (same or bool(torch.allclose(phi, centers, 1e-4, 1e-6)))
         if trains:
             centers = phi  # the same up to precision
-        K = centred(self._raw(phi, centers), state["column_mean"].to(phi), state["total_mean"].to(phi))
-        K *= state["unit"].to(phi)
-        if trains:
-            K = (K + K.T).mul_(0.5)
+        raw = _RAW.get(phi, {}).pop((self.kernel, self.width), None) if same else None
+        raw = self._raw(phi, centers) if raw is None else raw
+        K = centred(raw, state["column_mean"].to(phi), state["total_mean"].to(phi))
+        unit = state["unit"].to(phi)
+        K = (K + K.T).mul_(0.5 * unit) if trains else K.mul_(unit)
         return KernelOperator(K, layout.n_outputs, trains=trains, dtype=phi.dtype)
 
     def weight_shape(self, layout: Layout) -> tuple[int, ...]:
