@@ -142,7 +142,7 @@ class Change:
 
 
 def convex_claims(stacks: TrainedStacks, source: str, key: str, early: str) -> None:
-    """Section 7 of Fisher et al. on the convex model without the kernel map, in order; ``early`` is a run of its beginning."""
+    """Section 7 of Fisher et al. on the convex model without the kernel map, in order; ``early``: a run of its beginning."""
     claims = {
         "the first layer's singular values grow in magnitude and spread while memorising": Change(
             "Z1", ("size", "spread"), ("start", "memorised"), grows
