@@ -146,7 +146,10 @@ def main(folder: Path = RESULTS) -> None:
     for key, run in stacks.runs.items():
         if key.endswith(("report-convex", "report-kernel")):
             source = f"Fisher et al., figure {'3' if key.startswith('division') else '4'}"
-            (spectra.convex_claims if key.endswith("convex") else spectra.kernel_claims)(stacks, source, key)
+            if key.endswith("convex"):
+                spectra.convex_claims(stacks, source, key, key)
+            else:
+                spectra.kernel_claims(stacks, source, key)
         else:
             label = f"{stacks.stacks.recipes[key].label}, {run.row['task']}"
             spectra.tuned_claim(stacks, key, label, tuple(run.ranks))

@@ -32,8 +32,9 @@ def page() -> str:
     )
     document.text(
         "*Reproduced* means that our measurement agrees, on the instance or in the setting measured: a numerical check is "
-        "evidence for a theorem, not a proof. *Not tested* means that the recorded runs of the experiment lack the claim or "
-        "stopped before its budget. `convexformer experiment claims --quick` measures what fits into ten minutes on two "
+        "evidence for a theorem, not a proof. Runs have five seeds on a GPU, or fewer on a CPU where the row says so. *Not "
+        "testable here* gives the reason in the row; *not tested* would be a row without a run of its budget. "
+        "`convexformer experiment claims --quick` measures what fits into ten minutes on two "
         f"cores: all checks, and the quick forms of {', '.join(QUICK)}; not {left}, whose rows it leaves open (exit code 4)."
     )
     write_table(document, Records.stored(DOCS / "results", SOURCES))

@@ -22,8 +22,8 @@ from convexformer.experiments.claims_structure import softmax_is_stochastic
 _claim = partial(Claim, "Fisher et al.")
 
 
-def _found(experiment: str, source: str, claim: str) -> Found:
-    return Found(experiment, f"^Fisher et al\\., {source}", claim)
+def _found(experiment: str, source: str, claim: str, beyond: str = "") -> Found:
+    return Found(experiment, f"^Fisher et al\\., {source}", claim, beyond)
 
 
 def _spectra(figure: int) -> tuple[Claim, ...]:
@@ -81,7 +81,12 @@ FISHER: tuple[Claim, ...] = (
     _claim(
         "figure 1",
         "division: grokking is diminished in the convex case",
-        _found("grokking", "figure 1", "diminished in the convex case"),
+        _found(
+            "grokking",
+            "figure 1",
+            "diminished in the convex case",
+            "Where it stopped the softmax model had not learned the training data: no gap to compare with, none in sight",
+        ),
     ),
     _claim("figure 1", "division: it still occurs", _found("grokking", "figure 1", "still occurs")),
     _claim("figure 1", "the kernel map narrows the gap", _found("grokking", "figure 1", "narrows the grokking gap")),

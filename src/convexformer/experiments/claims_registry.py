@@ -143,7 +143,8 @@ def _of_findings(found: list[dict[str, Any]]) -> tuple[str, str]:
         return "not among the claims of the runs at hand", Verdict.OPEN.value
     tested = [each for each in found if each["verdict"] != Verdict.OPEN.value]
     if not tested:
-        return "; ".join(dict.fromkeys(str(each["measured"]) for each in found)), Verdict.OPEN.value
+        shown = [each for each in found if not each.get("quick", False)] or found
+        return "; ".join(dict.fromkeys(str(each["measured"]) for each in shown)), Verdict.OPEN.value
     full = [each for each in tested if not each.get("quick", False)]
     ranked = sorted(full or tested, key=lambda each: int(each.get("seeds", 0)))  # stable: the last is the best
     best = {(each["source"], each["claim"]): each for each in ranked}

@@ -10,7 +10,7 @@ from convexformer.data import SymbolTask
 from convexformer.deep import Recipe, Run, recipe
 from convexformer.experiments.deep_costs import kernel_map_costs, seconds_a_step
 from convexformer.experiments.deep_measures import SUBSTANTIAL
-from convexformer.experiments.deep_study import Measured, TrainedStacks, every, median, steps
+from convexformer.experiments.deep_study import Measured, TrainedStacks, every, median, span, steps
 from convexformer.experiments.deep_verdicts import arrival, fewer, in_order, smoother
 from convexformer.experiments.study import Verdict
 
@@ -158,6 +158,9 @@ def _diminished(convex: Run, softmax: Run) -> Measured:
     settled = bool(np.isfinite(ours) and np.isfinite(learned).all() and ours < min(lowest, theirs))
     text = f"gap of the convex model {steps(convex.grokking_gap())}; softmax: train at {arrival(softmax, 'train')}, "
     text += f"test at {arrival(softmax)}"
+    if not np.isfinite(learned).all():
+        last = softmax.history.train_accuracy[-1], softmax.history.test_accuracy[-1]
+        text += f" (at its end {span(last[0])} train, {span(last[1])} test)"
     return Measured(text, Verdict.YES if settled or ours < theirs < float("inf") else Verdict.NO, settled)
 
 

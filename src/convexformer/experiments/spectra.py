@@ -27,6 +27,10 @@ QUICK_REPORT = {"division": {CONVEX: 25_000, KERNEL: 18_000}, "periodicity": {CO
 QUICK_TUNED = 400
 # iterations between evaluations, and between records of singular values
 EVERY = {"tuned": (10, 10), "division": (250, 250), "periodicity": (500, 1000)}
+EARLY_ITERATIONS, EARLY_EVERY = (
+    5000,
+    250,
+)  # on periodicity, of a run of its own that resolves how the convex model memorises
 PAST = 1.25  # "past generalisation": the end is at this many times the iterations of 99% test accuracy, or later
 
 
@@ -67,12 +71,26 @@ def run(
                     target=None,
                     iterations=REPORT_ITERATIONS[name],
                 )
+            early = f"{name} {CONVEX} early"
+            if name == "periodicity":
+                stacks.train(
+                    early,
+                    recipes[CONVEX].but(f"{recipes[CONVEX].label}, early"),
+                    task,
+                    quick=0,
+                    evaluate_every=EARLY_EVERY,
+                    spectra_every=EARLY_EVERY,
+                    target=None,
+                    iterations=EARLY_ITERATIONS,
+                )
             keys = tuple(f"{name} {key}" for key in (CONVEX, KERNEL))
             if all(key in stacks.runs for key in keys):
                 _draw(stacks, keys, ("Z1", "Z2"), f"report_{name}", f"figure {figure} of Fisher et al.: {task.name}")
             if name == "division":
                 stacks.certify(keys[0], task)
-            convex_claims(stacks, f"Fisher et al., figure {figure}", keys[0])
+            convex_claims(
+                stacks, f"Fisher et al., figure {figure}", keys[0], early if name == "periodicity" else keys[0]
+            )
             kernel_claims(stacks, f"Fisher et al., figure {figure}", keys[1])
     return stacks.finish()
 
@@ -123,8 +141,8 @@ class Change:
         return Measured(text, every(int(right.sum()), len(right)), settled=last == "memorised" and _memorised(run))
 
 
-def convex_claims(stacks: TrainedStacks, source: str, key: str) -> None:
-    """Section 7 of Fisher et al. on the convex model without the kernel map, in order."""
+def convex_claims(stacks: TrainedStacks, source: str, key: str, early: str) -> None:
+    """Section 7 of Fisher et al. on the convex model without the kernel map, in order; ``early``: a run of its beginning."""
     claims = {
         "the first layer's singular values grow in magnitude and spread while memorising": Change(
             "Z1", ("size", "spread"), ("start", "memorised"), grows
@@ -140,7 +158,8 @@ def convex_claims(stacks: TrainedStacks, source: str, key: str) -> None:
         ),
     }
     for claim, measure in claims.items():
-        stacks.find(source, f"convex: {claim}", (key,), measure, whole=measure.points[1] == "end")
+        model = early if measure.points[1] == "memorised" else key
+        stacks.find(source, f"convex: {claim}", (model,), measure, whole=measure.points[1] == "end")
 
 
 def kernel_claims(stacks: TrainedStacks, source: str, key: str) -> None:
