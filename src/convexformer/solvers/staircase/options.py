@@ -40,6 +40,8 @@ class StaircaseOptions:
     """A burst ends at this fraction of the last duality gap."""
     newton_gap: float = 5e-2
     """The relative gap below which Newton steps take over from bursts on a CPU (benchmarks/real, self-attention)."""
+    nearly_done: float = 4.0
+    """Multiple of the tolerance below which bursts go on to the end: setting up Newton steps is not worth it any more."""
     newton_steps: int = 3
     """Newton steps between gap checks, at most."""
     settled: float = 1e-3

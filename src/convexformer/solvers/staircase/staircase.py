@@ -108,7 +108,7 @@ class _Walk:
     def _settle(self, point: Point, dual: DualPoint, gap: float) -> tuple[Point, bool]:
         """Bring the factors near a stationary point; tell whether iterations ran out."""
         few = not _high_rank(point.Z) and not self.objective.like.is_cuda
-        if self.by_bursts and few and gap < self.options.newton_gap:
+        if self.by_bursts and few and self.options.nearly_done * self.monitor.tolerance < gap < self.options.newton_gap:
             self.by_bursts, point = False, tidy(self.objective, point)  # Newton steps are for balanced factors
         if not self.by_bursts:
             return self._newton(self.objective, self.products, point, dual, gap)
@@ -179,13 +179,13 @@ class _Walk:
         rough = products.objective
         if exact.like.is_cuda:
             with tensor_cores():
-                point = self._descend_by_bursts(exact, point, dual.polar.value)
+                point = self._descend_by_bursts(exact, point, dual)
         else:
             dtype = rough.like.dtype
             Z = products.enter(point.Z).to(dtype=dtype)
             point = point_at(rough, Z, point.outputs.to(dtype), point.evaluation.intercept)
             if self.by_bursts:
-                point = self._descend_by_bursts(rough, point, dual.polar.value)
+                point = self._descend_by_bursts(rough, point, dual)
             else:
                 point = self._descend(products.inside(), point, dual.polar.value)
             point = replace(point, Z=products.leave(point.Z.to(dtype=exact.like.dtype)))
@@ -219,12 +219,12 @@ class _Walk:
                 return point
         return point
 
-    def _descend_by_bursts(self, objective: Objective, point: Point, beta_max: float) -> Point:
+    def _descend_by_bursts(self, objective: Objective, point: Point, dual: DualPoint) -> Point:
         """Walk down from ``beta_max`` by the factor ``ladder``, roughly, and end at the objective's own beta.
 
         In float32 on a CPU the last burst is there, longer than the others.
         """
-        options, beta, stages = self.options, self.options.ladder * beta_max, []
+        options, beta, stages = self.options, self.options.ladder * dual.polar.value, []
         while beta > objective.beta / options.ladder**0.5:
             stages.append((objective.at(beta), 1e-2, options.shortest_burst))
             beta *= options.ladder
@@ -233,7 +233,8 @@ class _Walk:
         try:
             for rung, aim, longest in stages:
                 point = point_at(rung, point.Z, point.outputs, point.evaluation.intercept)
-                grown = grow(rung, point, rung.dual_matrix(point.evaluation.V), 1.0, options)
+                M = dual.M if point.Z.n_terms == 0 else rung.dual_matrix(point.evaluation.V)  # its pairs are known
+                grown = grow(rung, point, M, 1.0, options)
                 point = point if grown is None else grown
                 if point.Z.n_terms == 0:
                     continue
