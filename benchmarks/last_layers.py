@@ -1,4 +1,4 @@
-"""Last layers of the tuned stacks of division mod 97, group penalty, on one CPU: `PYTHONPATH=src python benchmarks/last_layers.py`.
+"""Last layers of the tuned stacks of division mod 97, group penalty, on a CPU: `python benchmarks/last_layers.py`.
 
 Trains a stack of each depth (one seed, ten seconds or so), freezes it, and prints how long the last layer takes to a
 certified relative gap of 1e-3 and of 1e-4.

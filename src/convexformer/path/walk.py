@@ -5,12 +5,14 @@ from __future__ import annotations
 import inspect
 import os
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path as FilePath
 from typing import TYPE_CHECKING, Any, final
 
 import numpy as np
 import torch
+from rich.console import Console
 from torch import Tensor
 
 from convexformer.clock import Clock
@@ -18,7 +20,7 @@ from convexformer.heads.base import Head
 from convexformer.html import table
 from convexformer.path.storage import StoredSolutions, active_tokens
 from convexformer.problem import Problem
-from convexformer.progress import step_bar
+from convexformer.progress import spinner, step_bar
 from convexformer.registry import unknown
 from convexformer.solution import Solution
 from convexformer.solvers.monitor import is_true
@@ -173,7 +175,8 @@ def path(
     clock = total_clock(total_time)
     problem_options, solver_options = _split(problem_and_solver_options)
     ratios = beta_ratios(n_betas, beta_min_ratio)
-    problem = Problem(head, X, Y, beta_ratio=1.0, **problem_options)
+    with spinner("operator, beta_max", Console()) if solver_options.get("progress") else nullcontext():
+        problem = Problem(head, X, Y, beta_ratio=1.0, **problem_options)
     return follow(
         problem, ratios, stop_early=stop_early, early_tolerance=early_tolerance, clock=clock, **solver_options
     )

@@ -73,11 +73,12 @@ def grow(
         if not bool(above.any()):
             return None
     sigma, U, V, block = (part[above] for part in (sigma, U, V, block))
+    sigma, U, V = (part.to(point.Z.U) for part in (sigma, U, V))  # the matrix may be in a higher precision
     square = (sigma - beta).clamp_min(0)[:, None]
     if frames is not None:
         square = square / (frames.rows.mean(U, block) * frames.columns.mean(V, block))[:, None].to(square)
     root = (square / square.max()).sqrt()
-    new = LowRank(root * U.to(point.Z.U), root * V.to(point.Z.V), block, point.Z.shape)
+    new = LowRank(root * U, root * V, block, point.Z.shape)
     D, size, rest = objective.apply(new), float(root.square().sum()), float(point.value - at.value)
     slope = float((root[:, 0].square() * (sigma - beta)).sum())
     squares = objective.rows.weighted(objective.sample_weight, D.double().square()).sum()

@@ -7,7 +7,6 @@ its largest singular value exceeds beta, its top pairs are directions of descent
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import final
 
 import torch
@@ -108,14 +107,18 @@ class _Walk:
     def _settle(self, point: Point, dual: DualPoint, gap: float) -> tuple[Point, bool]:
         """Bring the factors near a stationary point; tell whether iterations ran out."""
         few = not _high_rank(point.Z) and not self.objective.like.is_cuda
-        if self.by_bursts and few and gap < self.options.newton_gap:
+        if self.by_bursts and few and self.options.nearly_done * self.monitor.tolerance < gap < self.options.newton_gap:
             self.by_bursts, point = False, tidy(self.objective, point)  # Newton steps are for balanced factors
         if not self.by_bursts:
             return self._newton(self.objective, self.products, point, dual, gap)
         options, monitor = self.options, self.monitor
         before = monitor.iteration
         aim = max(options.aim * gap, 0.05 * monitor.tolerance)
-        point, ended = self._burst(self.objective, point, aim, self.longest)
+        if aim >= options.single_aim and self.products.objective.like.dtype != point.Z.dtype:
+            rough, ended = self._burst(self.products.objective, self._roughly(point), aim, self.longest)
+            point = self._exactly(rough)
+        else:
+            point, ended = self._burst(self.objective, point, aim, self.longest)
         taken = monitor.iteration - before
         # a burst that used all its steps, or none, has met curvature that L-BFGS does not learn
         self.by_bursts = options.shortest_burst <= taken < self.longest
@@ -175,23 +178,28 @@ class _Walk:
 
         On a CPU in float32, on a GPU with TF32 products; what follows is in the objective's own precision.
         """
-        exact, products = self.objective, self.products
-        rough = products.objective
-        if exact.like.is_cuda:
+        if self.objective.like.is_cuda:
             with tensor_cores():
-                point = self._descend_by_bursts(exact, point, dual.polar.value)
-        else:
-            dtype = rough.like.dtype
-            Z = products.enter(point.Z).to(dtype=dtype)
-            point = point_at(rough, Z, point.outputs.to(dtype), point.evaluation.intercept)
-            if self.by_bursts:
-                point = self._descend_by_bursts(rough, point, dual.polar.value)
-            else:
-                point = self._descend(products.inside(), point, dual.polar.value)
-            point = replace(point, Z=products.leave(point.Z.to(dtype=exact.like.dtype)))
-        Z = point.Z.to(dtype=exact.like.dtype)
-        self.monitor.hold(Z, point.outputs.to(Z.dtype), point.evaluation.intercept)
-        return point_at(exact, Z, exact.apply(Z), point.evaluation.intercept)
+                point = self._descend_by_bursts(self.objective, point, dual)
+            self.monitor.hold(point.Z, point.outputs, point.evaluation.intercept)
+            return point_at(self.objective, point.Z, self.objective.apply(point.Z), point.evaluation.intercept)
+        point = self._roughly(point)
+        if self.by_bursts:
+            return self._exactly(self._descend_by_bursts(self.products.objective, point, dual))
+        return self._exactly(self._descend(self.products.inside(), point, dual.polar.value))
+
+    def _roughly(self, point: Point) -> Point:
+        """The same point for the objective of rough products."""
+        rough = self.products.objective
+        Z = self.products.enter(point.Z).to(dtype=rough.like.dtype)
+        return point_at(rough, Z, point.outputs.to(Z.dtype), point.evaluation.intercept)
+
+    def _exactly(self, point: Point) -> Point:
+        """Undo :meth:`_roughly`, with outputs computed anew."""
+        exact, b = self.objective, point.evaluation.intercept
+        Z = self.products.leave(point.Z.to(dtype=exact.like.dtype))
+        self.monitor.hold(Z, point.outputs.to(Z.dtype), b)
+        return point_at(exact, Z, exact.apply(Z), b)
 
     def _descend(self, products: Products, point: Point, beta_max: float) -> Point:
         """Walk down from ``beta_max`` by the factor ``rung`` by Newton steps, each time to a rough gap."""
@@ -219,12 +227,12 @@ class _Walk:
                 return point
         return point
 
-    def _descend_by_bursts(self, objective: Objective, point: Point, beta_max: float) -> Point:
+    def _descend_by_bursts(self, objective: Objective, point: Point, dual: DualPoint) -> Point:
         """Walk down from ``beta_max`` by the factor ``ladder``, roughly, and end at the objective's own beta.
 
         In float32 on a CPU the last burst is there, longer than the others.
         """
-        options, beta, stages = self.options, self.options.ladder * beta_max, []
+        options, beta, stages = self.options, self.options.ladder * dual.polar.value, []
         while beta > objective.beta / options.ladder**0.5:
             stages.append((objective.at(beta), 1e-2, options.shortest_burst))
             beta *= options.ladder
@@ -233,7 +241,8 @@ class _Walk:
         try:
             for rung, aim, longest in stages:
                 point = point_at(rung, point.Z, point.outputs, point.evaluation.intercept)
-                grown = grow(rung, point, rung.dual_matrix(point.evaluation.V), 1.0, options)
+                M = dual.M if point.Z.n_terms == 0 else rung.dual_matrix(point.evaluation.V)  # its pairs are known
+                grown = grow(rung, point, M, 1.0, options)
                 point = point if grown is None else grown
                 if point.Z.n_terms == 0:
                     continue
