@@ -577,8 +577,8 @@ def test_a_start_with_a_block_whose_gradient_has_vanished(data, monkeypatch):
 
 
 def test_a_path_does_not_follow_noise_to_ever_smaller_betas():
-    """Beyond the standard grid a gain must stand out from its own standard error over the folds."""
-    grid = AutoGrid(count=3)
+    """From the end of the standard grid on a gain must stand out from its own standard error over the folds."""
+    grid = AutoGrid(count=4)
     steady = np.array([[0.5, 0.6, 0.7, 0.71], [0.4, 0.5, 0.6, 0.62], [0.5, 0.6, 0.7, 0.71]])
     assert not grid.noise(steady)
     assert not grid.noise(steady[:, :3])  # within the grid

@@ -44,22 +44,21 @@ class Part:
 
     def block_weights(self, found: Result, ratio: float) -> Tensor:
         """``(B,)`` the block weights of the whole: those of a solution, times the share of the samples."""
-        return self.share * self._block_weights(found, ratio)
+        Z = found.weights.Z
+        assert isinstance(Z, Tensor)
+        return self.share * Blocks(self.objective).norms(Z.to(self.objective.like.dtype)) / self._beta(ratio)
 
-    def coefficients(self, found: Result, ratio: float) -> Tensor:
-        """``(N, c)`` the coefficients that the blocks of a solution have in common; zero for rows that are not in."""
-        eta, beta = self._block_weights(found, ratio), self._beta(ratio)
-        k = Blocks(self.objective).coefficients(eta, beta)
+    def coefficients(self, found: Result, eta: Tensor, ratio: float) -> Tensor:
+        """``(N, c)`` the coefficients that the blocks of a solution have in common; zero for rows that are not in.
+
+        ``eta`` are its :meth:`block_weights`.
+        """
+        k = Blocks(self.objective).coefficients(eta / self.share, self._beta(ratio))
         heaviest = max(range(len(k)), key=k.__getitem__)
         Z = found.weights.Z
         assert isinstance(Z, Tensor)
         own = Z.view(len(k), len(self.rows), -1)[heaviest] / max(k[heaviest], torch.finfo(torch.float32).tiny)
         return own.new_zeros((self.size, own.shape[1])).index_copy_(0, self.rows, own / self.share)
-
-    def _block_weights(self, found: Result, ratio: float) -> Tensor:
-        Z = found.weights.Z
-        assert isinstance(Z, Tensor)
-        return Blocks(self.objective).norms(Z.to(self.objective.like.dtype)) / self._beta(ratio)
 
     def _beta(self, ratio: float) -> float:
         return ratio * (self.beta_max or 1.0)  # at beta_max = 0 every beta has the same solution

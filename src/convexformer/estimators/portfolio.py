@@ -78,12 +78,12 @@ class AutoGrid:
         return since >= self.patience or (begin + len(scores) >= self.count and since > 0)
 
     def noise(self, scores: np.ndarray) -> bool:
-        """Tell whether the last column of ``(folds, betas)``, beyond ``count``, is better than those before by noise alone.
+        """Tell whether the last column of ``(folds, betas)``, from ``count`` on, is better than those before by noise alone.
 
         Its mean gain over the folds on the best of them is then at most the standard error of that gain. Ever smaller betas
         with ever so slightly better scores fit the training samples to the last digit, and cost the more.
         """
-        if scores.shape[1] <= self.count or len(scores) < 2:
+        if scores.shape[1] < self.count or len(scores) < 2:
             return False
         before = int(np.nanargmax(np.where(np.isnan(scores[0, :-1]), np.nan, scores[:, :-1].mean(0))))
         gain = scores[:, -1] - scores[:, before]
@@ -189,7 +189,7 @@ def shared_path(
         count += found.n_iter
         at = problem.with_beta(problem.beta * ratio)
         eta, b = part.block_weights(found, ratio), found.weights.intercept
-        fits = list(held_out.outputs(at.objective, eta, part.coefficients(found, ratio), b))
+        fits = list(held_out.outputs(at.objective, eta, part.coefficients(found, eta, ratio), b))
         starts[k], gaps[k] = held_out.start(at.objective, eta), found.certificate.relative_gap
         voice._keep(at, _unproved(at, starts[k]))
         for row, outputs, (X, y, weight) in zip(scores, fits, parts, strict=True):

@@ -57,11 +57,11 @@ class Blocks:
     def combined(self, eta: Tensor, beta: float, dtype: torch.dtype) -> Tensor:
         """``sum_b k_b K_b``."""
         self.objective.begin_product()
-        K = torch.zeros_like(self.grams[0], dtype=dtype)
+        K: Tensor | None = None
         for k, gram in zip(self.coefficients(eta, beta), self.grams, strict=True):
             if k > 0:
-                K.add_(gram, alpha=k)
-        return K
+                K = gram.to(dtype) * k if K is None else K.add_(gram, alpha=k)
+        return torch.zeros_like(self.grams[0], dtype=dtype) if K is None else K
 
     def product(self, b: int, V: Tensor) -> Tensor:
         """``K_b V`` in the Gram matrix's dtype, returned in float64."""

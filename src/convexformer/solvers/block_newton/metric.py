@@ -33,15 +33,16 @@ class Ridge:
 class Metric:
     """``(D^-1 + K)^-1``, one Cholesky factor for all outputs.
 
-    ``D_i`` is the Rayleigh quotient of the Hessian of row ``i``'s loss along its own gradient: a number for the curvature
-    that matters.
+    ``D_i`` is a number for the curvature of row ``i``'s loss that matters: the mean Rayleigh quotient of its Hessian along
+    its own gradient, one of the steepest directions, and along the gradient with its outputs turned by one.
     """
 
     def __init__(self, objective: Objective, K: Tensor, outputs: Tensor) -> None:
         loss, w = objective.loss, objective.sample_weight
         U = loss.gradient(outputs, objective.targets)
-        HU = loss.hessian_product(outputs, objective.targets, U)
-        curvature = w * (U * HU).sum(1) / U.square().sum(1).clamp_min(1e-12)
+        turned = U.roll(1, 1)
+        along = [(d * loss.hessian_product(outputs, objective.targets, d)).sum(1) for d in (U, turned)]
+        curvature = w * (along[0] + along[1]) / (2 * U.square().sum(1)).clamp_min(1e-12)
         largest = loss.curvature * float(w.max())
         mean = float(objective.rows.sum(curvature)) / len(w)
         floor = max(1e-6 * largest, min(0.05 * mean, largest))
