@@ -201,7 +201,7 @@ def test_a_burst_reads_nothing_but_verdicts(name, per_token, device, monkeypatch
         search = Mock(side_effect=watch.excused(bursts._Line.searched))
         monkeypatch.setattr(bursts._Line, "searched", lambda line, at: search(line, at))
         monkeypatch.setattr(bursts._Line, "point", watch.excused(bursts._Line.point))
-        found, _ = bursts.burst(problem, point, watch, iter(watch), 0.0, 21, behind=1)
+        found, _ = bursts.burst(problem, point, iter(watch), 0.0, 21, behind=1)
     assert search.call_count <= 10
     assert float(found.value) < float(point.value)
 
