@@ -88,7 +88,8 @@ def test_supports_count_ranks_and_numbers():
 
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_the_gap_of_a_candidate_is_never_below_its_distance_to_the_optimum(name, monkeypatch):
-    problem = example(name)
+    # betas at which several candidates are found: at .02 self-attention finds one or none, as rounding falls
+    problem = example(name, 0.02 if name == "attention, l2" else 0.05)
     optimum = cf.solve(problem, tolerance=1e-9, solver="fista").certificate
     ours, found = NewtonPolish.try_step, []
 
