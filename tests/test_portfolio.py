@@ -563,8 +563,8 @@ def test_a_start_with_a_block_whose_gradient_has_vanished(data, monkeypatch):
     first = cf.solve(problem, tolerance=1e-2, solver="block_newton")
     plain, calls = block_newton._Run._polars, []
 
-    def vanished(self, V):
-        found = plain(self, V)
+    def vanished(self, V, *which):
+        found = plain(self, V, *which)
         if not calls:
             found[1:] = 0.0
         calls.append(1)

@@ -163,8 +163,11 @@ class Objective:
 
     def dual_matrix(self, V: Tensor) -> DualMatrix:
         """``-A^T V`` over all rows: a tensor, a linear map, or points of a Hilbert space."""
+        return self._dual_matrix(self.operator, V)
+
+    def _dual_matrix(self, operator: Operator, V: Tensor) -> DualMatrix:
         self.begin_product()
-        M = self.operator.dual_matrix(V, self.rows)
+        M = operator.dual_matrix(V, self.rows)
         if self.guard is not None and isinstance(M, ImplicitMatrix):
             M.guard = self.guard
         if self.guard is not None and isinstance(M, ReLUDual):
@@ -253,13 +256,17 @@ class Objective:
         return (8 * torch.finfo(self.like.dtype).eps * size + left) * self.mean_feature_norm()
 
     def mean_feature_norm(self) -> float:
-        """Return about ``|A^T w| / sum w``, the norm of the mean feature."""
+        """Return about ``|A^T w| / sum w``, the norm of the mean feature, or a little more."""
         assert self.derived is not None
         if self.derived.mean_feature_norm is None:
             w = self.sample_weight
             share = (w / self.rows.sum(w)).to(self.like)
-            M = self.dual_matrix(share[:, None].expand(self.targets.shape).contiguous())
-            self.derived.mean_feature_norm = frobenius_norm(M)
+            V = share[:, None].expand(self.targets.shape).contiguous()
+            norms = []
+            for block in self.operator.blocks():
+                bound = block.mean_norm(share)
+                norms.append(frobenius_norm(self._dual_matrix(block, V)) if bound is None else bound)
+            self.derived.mean_feature_norm = math.hypot(*norms)
         return self.derived.mean_feature_norm
 
     # ------------------------------------------------------------------ variants, each a complete objective

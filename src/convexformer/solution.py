@@ -17,7 +17,7 @@ from convexformer.html import table
 from convexformer.losses import Loss
 from convexformer.networks.base import Network
 from convexformer.solvers.status import Record, Status
-from convexformer.weights import Weights, apply_weights
+from convexformer.weights import Weights
 
 __all__ = ["Record", "Solution", "Status"]
 
@@ -94,7 +94,7 @@ class Solution:
 
     def _outputs(self, tokens: TokenDataset) -> Tensor:
         """Return the outputs of some samples."""
-        outputs = apply_weights(self.head.operator(tokens, self.layout), self.weights.Z)
+        outputs = self.head.outputs(tokens, self.layout, self.weights.Z)
         if self.weights.intercept is not None:
             outputs = outputs + self.weights.intercept
         return self.layout.shape(outputs, tokens)

@@ -47,7 +47,9 @@ class HeldOut:
     ) -> Iterator[Tensor]:
         """Yield the outputs ``(n_test, c)`` of each fold, for the block weights ``eta: (B,)``.
 
-        Coefficients ``alpha: (N, c)`` and intercept ``b: (c,)`` are where folds begin at the first beta, zero by default.
+        Coefficients ``alpha: (N, c)`` and intercept ``b: (c,)`` are where the first fold begins at the first beta, zero by
+        default. The next begin where the one before ended: there, too, coefficients are minus the gradients of the losses,
+        also of the samples that were left out.
         """
         blocks, beta = Blocks(objective), objective.beta
         K = blocks.combined(eta, beta, blocks.grams[0].dtype)
@@ -61,7 +63,10 @@ class HeldOut:
             first, c = (alpha[inside], b) if last is None else (last[1].alpha * (beta / last[0]), last[1].b)
             point = self._fit(_ridge(objective, own, inside), own, first, c)
             self._last[k] = (beta, point)
-            yield (times(rows.index_select(1, outside).T, point.alpha) + point.b).double()
+            found = (times(rows.index_select(1, outside).T, point.alpha) + point.b).double()
+            if last is None:
+                alpha, b = torch.zeros_like(alpha).index_copy_(0, inside, point.alpha), point.b
+            yield found
 
     def start(self, objective: Objective, eta: Tensor) -> Weights:
         """Return weights for all samples: the means of the folds' coefficients and intercepts, at these block weights."""

@@ -17,7 +17,7 @@ from convexformer.networks.base import Network
 from convexformer.operators import Operator
 from convexformer.operators.streamed import streamed
 from convexformer.registry import Registry, unknown
-from convexformer.weights import Weights
+from convexformer.weights import Operand, Weights, apply_weights
 
 
 @final
@@ -113,6 +113,10 @@ class Head(ABC):
     def operator(self, tokens: TokenDataset, layout: Layout) -> Operator:
         """Return the linear map from ``Z`` to outputs on these tokens, training or new ones."""
         return self.program(tokens, layout).operator
+
+    def outputs(self, tokens: TokenDataset, layout: Layout, Z: Operand) -> Tensor:
+        """Return ``A Z: (R, c)`` on these tokens."""
+        return apply_weights(self.operator(tokens, layout), Z)
 
     def penalty(self, tokens: TokenDataset, layout: Layout) -> Penalty:
         """Return the gauge of the atoms of the architecture; it may depend on the training tokens."""

@@ -18,7 +18,7 @@ from convexformer.heads.gating import mismatch
 from convexformer.networks import Network, SumNetwork
 from convexformer.networks.combined import side_by_side
 from convexformer.operators import Operator, SumOperator
-from convexformer.weights import Weights
+from convexformer.weights import LowRank, Operand, Weights
 
 PROBES = 8  # random targets whose beta_max the learned weights make equal
 
@@ -118,6 +118,14 @@ class Sum(Head):
         """Add the outputs."""
         return SumOperator([head.operator(tokens, layout) for head in self.heads])
 
+    def outputs(self, tokens: TokenDataset, layout: Layout, Z: Operand) -> Tensor:
+        """Add the outputs of the parts in use: the maps of others need not be evaluated."""
+        dense = Z.dense(math.inf) if isinstance(Z, LowRank) else Z
+        assert isinstance(dense, Tensor)
+        pairs = list(zip(self.heads, self._split(dense, layout), strict=True))
+        used = [(head, piece) for head, piece in pairs if bool(piece.any())] or pairs[:1]
+        return torch.stack([head.outputs(tokens, layout, piece) for head, piece in used]).sum(0)
+
     def penalty(self, tokens: TokenDataset, layout: Layout) -> Penalty:
         """Add the penalties."""
         return self._penalty([head.penalty(tokens, layout) for head in self.heads], self._shapes(layout))
@@ -149,8 +157,10 @@ class Sum(Head):
 
     def block_norms(self, weights: Weights, layout: Layout) -> dict[str, float]:
         """Return the penalty ``s_k g_k(Z_k)`` of each part, by its description; zero where the part is not used."""
-        network = self.recover(weights, layout)
-        norms = [s * float(part.decay().detach()) for s, part in zip(self._scales(), network.networks(), strict=True)]
+        norms = [
+            s * float(head.recover(Weights(piece), layout).decay().detach()) if bool(piece.any()) else 0.0
+            for s, head, piece in zip(self._scales(), self.heads, self._split(weights.dense(), layout), strict=True)
+        ]
         return dict(zip(self.labels(), norms, strict=True))
 
     def labels(self) -> list[str]:

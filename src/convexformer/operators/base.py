@@ -106,6 +106,13 @@ class Operator(ABC):
         """
         return None
 
+    def mean_norm(self, share: Tensor) -> float | None:
+        """Bound ``|A^T (share 1^T)|`` from above, for shares ``(R,)`` of the samples, in all one; None if not cheaper.
+
+        What rounding leaves of a mean that cancels is measured by it, so that a digit is enough.
+        """
+        return None
+
     def turned(self, rows: Turns, columns: Turns) -> Operator | None:
         """Return ``A'`` with ``A'(Q^T Z P) = A(Z)`` for orthogonal ``Q`` and ``P``, axis by axis as in :meth:`moments`.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import final
 
 import torch
@@ -101,6 +102,14 @@ class KernelOperator(Operator):
         if not self.trains or not rows.in_process:
             raise TypeError("a kernel head is certified on the samples that it was fitted to, in one process.")
         return RepresenterDual(-V, -self.apply(V))
+
+    def mean_norm(self, share: Tensor) -> float | None:
+        """``sqrt(c w^T K w)`` in ``K``'s own dtype, and what rounding may hide: no entry exceeds the diagonal's largest."""
+        if not self.trains:
+            return None
+        w, largest = share.to(self.K), float(self.K.diagonal().max())
+        lost = 2 * len(w) * torch.finfo(self.K.dtype).eps * largest
+        return math.sqrt(self.output_shape[1] * (max(float(w @ (self.K @ w)), 0.0) + lost))
 
     def row_gram(self) -> Tensor:
         """``K``: the Gram matrix of the rows."""

@@ -148,8 +148,9 @@ class _Run:
             return point, nothing, [goal]
         if beta * norms.sum() > options.nothing * abs(float(at.value)):  # the solution of a beta near top
             alpha = blocks.shared(Z, V)
-            own = self._polars(alpha)  # near beta for a block in use; where it vanishes it must not count infinitely
-            top = float(own[~self.ridge & (norms > 0)].max(initial=0.0))
+            used = ~self.ridge & (norms > 0)
+            own = self._polars(alpha, used)  # near beta for a block in use; where it vanishes it must not count infinitely
+            top = float(own.max(initial=0.0))
             if top > 0:
                 eta = torch.from_numpy(np.where(self.ridge, 0.0, norms / np.maximum(own, 1e-6 * top)))
                 stages = self._stages(top, goal)[1:] or [goal]
@@ -221,9 +222,14 @@ class _Run:
         gap = (primal - dual) / max(abs(primal), 1e-300)
         return _Look(at, images, own, polars, primal, gap if math.isfinite(gap) else math.inf)
 
-    def _polars(self, V: Tensor) -> np.ndarray:
+    def _polars(self, V: Tensor, which: np.ndarray | None = None) -> np.ndarray:
+        """``(B,)``, zero for blocks that are not asked for."""
         blocks = self.blocks
-        return np.sqrt([blocks.squared(b, V, blocks.product(b, V)) for b in range(len(blocks.grams))])
+        asked = range(len(blocks.grams)) if which is None else np.flatnonzero(which).tolist()
+        found = np.zeros(len(blocks.grams))
+        for b in asked:
+            found[b] = math.sqrt(blocks.squared(b, V, blocks.product(b, V)))
+        return found
 
     def _inner_dominates(self, look: _Look, beta: float) -> bool:
         """Tell whether the coefficients' own norms are near beta while the gradient's polars are not."""
