@@ -149,7 +149,8 @@ class _Run:
         if beta * norms.sum() > options.nothing * abs(float(at.value)):  # the solution of a beta near top
             alpha = blocks.shared(Z, V)
             used = ~self.ridge & (norms > 0)
-            own = self._polars(alpha, used)  # near beta for a block in use; where it vanishes it must not count infinitely
+            # near beta for a block in use; where one vanishes it must not count infinitely
+            own = self._polars(alpha, used)
             top = float(own.max(initial=0.0))
             if top > 0:
                 eta = torch.from_numpy(np.where(self.ridge, 0.0, norms / np.maximum(own, 1e-6 * top)))
