@@ -22,7 +22,7 @@ from convexformer.solvers.checkpoint import Checkpoint
 from convexformer.solvers.monitor import Callback, is_true
 from convexformer.solvers.run import Result, check_limits, minimise, pick
 from convexformer.solvers.status import Status
-from convexformer.weights import Weights
+from convexformer.weights import Operand, Weights
 
 
 def solve(
@@ -160,11 +160,7 @@ def _start(problem: Problem, warm_start: Any) -> Weights:
 
 def _warn_of_zero(problem: Problem, result: Result) -> None:
     """Warn if beta is above beta_max; only weights of zero can say so, and ``beta_max`` costs a product."""
-    if (
-        not problem.penalty.sparse
-        or result.status is Status.MAX_TIME
-        or float(problem.penalty.value(result.weights.Z)) > 0
-    ):
+    if not problem.penalty.sparse or result.status is Status.MAX_TIME or not _is_zero(problem, result.weights.Z):
         return
     if problem.beta <= problem.beta_max * (1 + 1e-9):
         return
@@ -179,6 +175,13 @@ def _warn_of_zero(problem: Problem, result: Result) -> None:
             "Check for constant tokens or targets and, in float32, for tokens whose mean is far larger than their spread."
         )
     warn(message, ZeroSolutionWarning)
+
+
+def _is_zero(problem: Problem, Z: Operand) -> bool:
+    """Tell whether weights are zero to the penalty. A gauge is positive elsewhere: a tensor need only be looked at."""
+    if isinstance(Z, Tensor) and bool(Z.any()) and not problem.penalty.of_data:
+        return False
+    return float(problem.penalty.value(Z)) <= 0
 
 
 def _warn_of_gap(result: Result, tolerance: float) -> None:

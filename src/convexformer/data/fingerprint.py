@@ -13,9 +13,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from convexformer.capability import Capability
+
 
 @runtime_checkable
-class Configured(Protocol):
+class Configured(Protocol, metaclass=Capability):
     """A head, a loss, ...: an object determined by its name and its options."""
 
     @property

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from convexformer.capability import Capability
 from convexformer.data.containers import check_container
 
 TokensLike = Any  # array, tensor, or a list of ragged (s_i, d) arrays
@@ -24,7 +25,7 @@ TORCH_DTYPES: dict[type, type] = {np.longdouble: np.float64, np.clongdouble: np.
 
 
 @runtime_checkable
-class Loads(Protocol):
+class Loads(Protocol, metaclass=Capability):
     """Tokens on disk: a store, or a stream of one."""
 
     def load(self) -> TokenDataset:

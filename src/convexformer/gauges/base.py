@@ -17,6 +17,8 @@ from typing import Protocol, TypeAlias, final, runtime_checkable
 import torch
 from torch import Tensor
 
+from convexformer.capability import Capability
+
 
 class PolarKind(Enum):
     """How a computed polar value relates to the true one."""
@@ -209,7 +211,7 @@ class Penalty(ABC):
 
 
 @runtime_checkable
-class Proximal(Protocol):
+class Proximal(Protocol, metaclass=Capability):
     """A penalty with a prox."""
 
     def prox(self, Z: Tensor, step: float | Tensor) -> Tensor:
@@ -217,7 +219,7 @@ class Proximal(Protocol):
 
 
 @runtime_checkable
-class Sliced(Protocol):
+class Sliced(Protocol, metaclass=Capability):
     """A sum over the slices of ``Z: (..., d, c)``."""
 
     column_groups: bool
@@ -228,7 +230,7 @@ class Sliced(Protocol):
 
 
 @runtime_checkable
-class Factored(Protocol):
+class Factored(Protocol, metaclass=Capability):
     """A penalty that is ``g(Z) = min a/2 (|U|^2 + |V|^2)`` over factors ``Z_b = U_b^T V_b`` of each block of ``Z``."""
 
     def factor_weight(self) -> float:
@@ -236,7 +238,7 @@ class Factored(Protocol):
 
 
 @runtime_checkable
-class Atomic(Protocol):
+class Atomic(Protocol, metaclass=Capability):
     """A penalty with a linear minimisation oracle."""
 
     def atom(self, M: Tensor) -> Tensor:
@@ -244,7 +246,7 @@ class Atomic(Protocol):
 
 
 @runtime_checkable
-class FiniteAtoms(Protocol):
+class FiniteAtoms(Protocol, metaclass=Capability):
     """A gauge of finitely many atoms, up to their sign: an optimum is a combination of few of them."""
 
     def atoms(self, M: Tensor, most: int) -> list[Tensor]:
@@ -279,7 +281,7 @@ class Candidate:
 
 
 @runtime_checkable
-class NeuronOracle(Protocol):
+class NeuronOracle(Protocol, metaclass=Capability):
     """A penalty on neurons: a norm of their output weights, and a search for those most aligned with a dual matrix."""
 
     outer: str

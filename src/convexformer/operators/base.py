@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Protocol, final, runtime_checkable
 import torch
 from torch import Tensor
 
+from convexformer.capability import Capability
 from convexformer.operators.moments import Moments, Turns
 from convexformer.rows import LOCAL, Rows
 
@@ -41,7 +42,7 @@ class TokenFeatures:
 
 
 @runtime_checkable
-class RowGram(Protocol):
+class RowGram(Protocol, metaclass=Capability):
     """An operator whose rows are features of samples, the same for every output: ``(A Z)_i = Z^T phi_i``."""
 
     def row_gram(self) -> Tensor:
@@ -52,7 +53,7 @@ class RowGram(Protocol):
 
 
 @runtime_checkable
-class Separable(Protocol):
+class Separable(Protocol, metaclass=Capability):
     """An operator each of whose rows depends on one slice ``Z[r]`` alone: as many independent maps as there are slices."""
 
     def positions(self) -> Iterator[tuple[Operator, Tensor]]:

@@ -29,7 +29,9 @@ Callback = Callable[[Record, Weights], object]
 
 DENSE_WEIGHTS = 1 << 24  # entries up to which factors are returned as one tensor, for operators on dense weights
 MATERIAL = 0.25  # of the gap: by so much the point at hand must be below the best one to be certified at the end
-CHECK_EVERY = 10  # iterations between gap checks
+CHECK_EVERY = 10  # iterations between gap checks at most
+SOONEST_CHECK = 3  # at least: a check costs about an iteration
+PACE = 0.7  # of the iterations that the last pace would take: a gap falls the faster the smaller it is
 STALL_CHECKS = 60  # gap checks without progress after which a float64 solve has stalled; a sixth of them in float32
 FASTER_ELSEWHERE = 1e-3  # with another solver at hand, a check must lower the objective by this share of the gap
 
@@ -51,8 +53,8 @@ class _Held(NamedTuple):
 class Monitor:
     """Watches one solve of ``objective``, which is ``whole`` itself or a compressed form of it.
 
-    The gap is checked at the start, every ``CHECK_EVERY`` iterations and at the limits. In float32 a point that seems
-    to meet the tolerance must meet it in float64 too before the solve may end.
+    The gap is checked at the start, every ``CHECK_EVERY`` iterations, sooner near the end, and at the limits. In float32 a
+    point that seems to meet the tolerance must meet it in float64 too before the solve may end.
     """
 
     def __init__(
@@ -88,6 +90,7 @@ class Monitor:
         self._checks_without_gain = 0
         self._proof: tuple[Weights, Certificate] | None = None
         self._done = False
+        self._next_check = CHECK_EVERY
 
     def watch(
         self,
@@ -214,7 +217,7 @@ class Monitor:
     @property
     def due(self) -> bool:
         """Whether it is time for a gap check."""
-        return self.late or self.iteration % CHECK_EVERY == 0 or self.iteration == self.max_iter
+        return self.late or self.iteration >= self._next_check or self.iteration == self.max_iter
 
     def check(self, Z: Operand, at: Evaluation) -> DualPoint:
         """Check the gap of the point ``Z`` now; return the dual point, for the solver to steer by.
@@ -253,12 +256,24 @@ class Monitor:
             return Weights(Representer(Z), intercept)
         return Weights(Z, intercept)
 
+    def _wait(self) -> int:
+        """Return the iterations until the next check: fewer where the pace of the last ones promises the end before."""
+        if len(self.history) < 2:
+            return CHECK_EVERY
+        before, last = self.history[-2:]
+        fell, goal = last.relative_gap / before.relative_gap if before.relative_gap > 0 else 1.0, self.tolerance
+        if not (0 < goal < last.relative_gap and 0 < fell < 1 and last.iteration > before.iteration):
+            return CHECK_EVERY
+        left = math.log(goal / last.relative_gap) / math.log(fell) * (last.iteration - before.iteration)
+        return min(CHECK_EVERY, max(SOONEST_CHECK, self.iteration // CHECK_EVERY, math.ceil(PACE * left)))
+
     def _show(self, weights: Weights, primal: float, dual: float, relative: float) -> None:
         """Write the check into the history and onto the bar, and tell the callback and the checkpoint."""
         record = Record(self.iteration, self.seconds, primal, dual, relative, self._solver)
         self.history.append(record)
         if self.bar is not None:
             self.bar.show(record)
+        self._next_check = self.iteration + self._wait()
         if self.callback is not None and self.callback(record, weights) is True and not self._done:
             self._stop(Status.INTERRUPTED)
         if self.checkpoint is not None:
