@@ -200,7 +200,8 @@ class Objective:
         outputs = outputs.double()  # sums over samples in float32 would cost three digits of the gap
         if self.intercept:
             first = Y.new_zeros(self.n_outputs) if start is None else start.double()
-            if inexact_intercept and (known := self.loss.evaluate_nearly(outputs, Y, w, first, rows)) is not None:
+            at_once = self.loss.evaluate_nearly if inexact_intercept else self.loss.evaluate_exactly
+            if (known := at_once(outputs, Y, w, first, rows)) is not None:
                 value, b, outputs, U, V = known
                 return Evaluation(value + self.offset, outputs, b, U, V.to(dtype))
             find = self.loss.inexact_intercept if inexact_intercept else self.loss.best_intercept

@@ -157,6 +157,10 @@ class Loss(ABC):
         """
         return None
 
+    def evaluate_exactly(self, F: Tensor, Y: Tensor, w: Tensor, start: Tensor, rows: Rows = LOCAL) -> Evaluated | None:
+        """The same with :meth:`best_intercept` and balanced gradients."""
+        return None
+
     def check_intercept(self, Y: Tensor, w: Tensor, rows: Rows = LOCAL) -> None:  # noqa: B027  (most losses have a minimiser)
         """Raise when the best intercept is at infinity."""
 

@@ -133,6 +133,17 @@ class CrossEntropy(Loss):
             return None
         return softmax_compiled.evaluate(F, Y, w, start, NEARLY_ZERO)
 
+    def evaluate_exactly(self, F: Tensor, Y: Tensor, w: Tensor, start: Tensor, rows: Rows = LOCAL) -> Evaluated | None:
+        """The same."""
+        if not softmax_compiled.serves(F, rows):
+            return None
+        known = softmax_compiled.evaluate(F, Y, w, start)
+        if known is None or imbalance(known[3], w, rows) is None:
+            return known
+        value, b, outputs, U, _ = known
+        U = self.balance(U, Y, w, rows)
+        return value, b, outputs, U, w[:, None] * U
+
     def balance(self, U: Tensor, Y: Tensor, w: Tensor, rows: Rows = LOCAL) -> Tensor:
         """Mix with a constant predictor: ``(1 - a) u + a (q - p)`` with ``q`` in the simplex.
 

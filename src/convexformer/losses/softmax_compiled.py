@@ -53,11 +53,17 @@ def value_and_gradient(F: Tensor, Y: Tensor) -> tuple[Tensor, Tensor] | None:
     return torch.from_numpy(values), torch.from_numpy(U)
 
 
-def evaluate(F: Tensor, Y: Tensor, w: Tensor, start: Tensor, tolerance: float) -> Evaluated | None:
-    """Intercept (as :func:`best` finds it), value and gradients in one call; None where one of them is not for here."""
+def evaluate(F: Tensor, Y: Tensor, w: Tensor, start: Tensor, tolerance: float = 4 * EPS) -> Evaluated | None:
+    """Intercept (as :func:`best` finds it), value and gradients in one call; None where one of them is not for here.
+
+    An inexact intercept keeps the mean of ``start``.
+    """
     if F.numel() > FEW_OUTPUTS or Y.dtype != torch.float64:
         return None
-    arrays = _evaluate(F.contiguous().numpy(), Y.contiguous().numpy(), w.contiguous().numpy(), start.numpy(), tolerance)
+    mean = float(start.mean()) if tolerance > 4 * EPS else 0.0
+    arrays = _evaluate(
+        F.detach().contiguous().numpy(), Y.contiguous().numpy(), w.contiguous().numpy(), start.numpy(), mean, tolerance
+    )
     if not arrays[0]:
         return None
     b, outputs, U, V = map(torch.from_numpy, arrays[2:])
@@ -65,14 +71,14 @@ def evaluate(F: Tensor, Y: Tensor, w: Tensor, start: Tensor, tolerance: float) -
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
-def _evaluate(F: Any, Y: Any, w: Any, start: Any, tolerance: float) -> Any:
+def _evaluate(F: Any, Y: Any, w: Any, start: Any, mean: float, tolerance: float) -> Any:
     """Whether the intercept is found; value, intercept, outputs with it, gradients of rows and of the weighted sum."""
     b, outputs = start - start.mean(), np.empty(F.shape)
     U, V, values = np.empty(F.shape), np.empty(F.shape), np.empty(F.shape[0])
     found = _newton(F, Y, w, b, tolerance)
     total = 0.0
     if found:
-        b += start.mean()
+        b += mean
         for i in range(F.shape[0]):
             for k in range(F.shape[1]):
                 outputs[i, k] = F[i, k] + b[k]
@@ -233,7 +239,7 @@ def _compile_all() -> None:
     F, Y, w = np.zeros((2, 2)), np.eye(2), np.ones(2)
     _newton(F, Y, w, np.zeros(2), EPS)
     _value_and_gradient(F, Y, np.empty(2), np.empty((2, 2)))
-    _evaluate(F, Y, w, np.zeros(2), EPS)
+    _evaluate(F, Y, w, np.zeros(2), 0.0, EPS)
 
 
 KERNELS: Kernels = {NAME: _compile_all}
