@@ -60,9 +60,10 @@ def evaluate(F: Tensor, Y: Tensor, w: Tensor, start: Tensor, tolerance: float = 
     """
     if F.numel() > FEW_OUTPUTS or Y.dtype != torch.float64:
         return None
-    mean = float(start.mean()) if tolerance > 4 * EPS else 0.0
+    first = start.numpy()
+    mean = first.mean() if tolerance > 4 * EPS else 0.0
     arrays = _evaluate(
-        F.detach().contiguous().numpy(), Y.contiguous().numpy(), w.contiguous().numpy(), start.numpy(), mean, tolerance
+        F.detach().contiguous().numpy(), Y.contiguous().numpy(), w.contiguous().numpy(), first, mean, tolerance
     )
     if not arrays[0]:
         return None

@@ -81,17 +81,15 @@ def grow(
     new = LowRank(root * U, root * V, block, point.Z.shape)
     D, size, rest = objective.apply(new), float(root.square().sum()), float(point.value - at.value)
     slope = float((root[:, 0].square() * (sigma - beta)).sum())
-    squares = objective.rows.weighted(objective.sample_weight, D.double().square()).sum()
-    curvature = objective.loss.curvature * float(squares)
-    unit = slope / curvature if 0 < curvature < math.inf else 1.0  # the step for the largest curvature of the loss
-
-    wide = D.double()
+    rows, w, wide = objective.rows, objective.sample_weight, D.double()
+    largest = objective.loss.curvature * float(rows.weighted(w, wide.square()).sum())
+    own = float(rows.dot(w[:, None] * objective.loss.hessian_product(at.outputs, objective.targets, wide), wide))
+    curvature = min(max(own, 0.01 * largest), largest)  # a loss that is flat here may be curved a step away
+    unit = slope / curvature if 0 < curvature < math.inf else 1.0
 
     def value(t: float) -> float:
         """At the intercept of the point: the best one can only be better."""
-        data = objective.rows.dot(
-            objective.sample_weight, objective.loss.value(at.outputs + t * unit * wide, objective.targets)
-        )
+        data = rows.dot(w, objective.loss.value(at.outputs + t * unit * wide, objective.targets))
         return float(data) + objective.offset + beta * t * unit * size + rest
 
     t = line_minimum(value, float(point.value))

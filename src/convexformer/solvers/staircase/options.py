@@ -40,10 +40,6 @@ class StaircaseOptions:
     """A burst ends at this fraction of the last duality gap."""
     single_aim: float = 2e-5
     """The local gap down to which bursts take place in float32 on a CPU: some hundred times its rounding."""
-    newton_gap: float = 5e-2
-    """The relative gap below which Newton steps take over from bursts on a CPU (benchmarks/real, self-attention)."""
-    nearly_done: float = 4.0
-    """Multiple of the tolerance below which bursts go on to the end: setting up Newton steps is not worth it any more."""
     newton_steps: int = 3
     """Newton steps between gap checks, at most."""
     settled: float = 1e-3

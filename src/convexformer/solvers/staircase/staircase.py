@@ -34,8 +34,8 @@ class Staircase(Solver):
     A cold start walks down a short ladder of betas first: rank grows as it is needed, from the strongest directions on.
     Steps bring the factors near a stationary point, so that what is left of the gap is missing rank; then the top
     singular pairs of ``M`` above beta are appended. They are Newton's; where a product costs much next to the vectors
-    (operators that are bilinear by nature) or a host sync does (on a GPU), bursts of L-BFGS come first: as long as they
-    make headway, and on a CPU until the gap is no longer large and the rank low.
+    (operators that are bilinear by nature) or a host sync does (on a GPU), bursts of L-BFGS come first, as long as they
+    make headway.
     """
 
     name = "staircase"
@@ -106,9 +106,6 @@ class _Walk:
 
     def _settle(self, point: Point, dual: DualPoint, gap: float) -> tuple[Point, bool]:
         """Bring the factors near a stationary point; tell whether iterations ran out."""
-        few = not _high_rank(point.Z) and not self.objective.like.is_cuda
-        if self.by_bursts and few and self.options.nearly_done * self.monitor.tolerance < gap < self.options.newton_gap:
-            self.by_bursts, point = False, tidy(self.objective, point)  # Newton steps are for balanced factors
         if not self.by_bursts:
             return self._newton(self.objective, self.products, point, dual, gap)
         options, monitor = self.options, self.monitor
