@@ -22,7 +22,8 @@ class SquaredDescent(BlockDescent):
         self, objective: Objective, Z: Tensor, at: Evaluation, options: WorkingSetOptions, tolerance: float = 0.0
     ) -> None:
         super().__init__(objective, Z, at, options, tolerance)
-        self.ones = np.ones(self.R.shape)  # the curvature
+        self.ones, self.scales = np.ones(self.R.shape), np.ones(len(self.Z))  # curvatures
+        self.D = np.empty_like(self.R)  # changes of outputs that nobody reads
 
     def _take(self, at: Evaluation) -> None:
         self._settle(np.ascontiguousarray(at.V.double().numpy().T / self.divisor))
@@ -37,7 +38,7 @@ class SquaredDescent(BlockDescent):
         at, weights = self.store, (self.beta, self.Z, self.gradient_correction)
         starts = at.starts(groups)
         if self._at_once(groups, starts):  # outputs do not meet: all columns of a slice move at once, and exactly
-            model = (self.R, self.ones, self.ones, False, np.ones(len(self.Z)), 1.0, np.empty_like(self.R))
+            model = (self.R, self.ones, self.ones, False, self.scales, 1.0, self.D)
             token_sweep(groups, starts, at.index, at.data, at.gates, at.gated, at.spectra, *weights, *model)
         else:
             compiled.sweep(groups, at.index, at.data, at.spectra, *weights, self.R)

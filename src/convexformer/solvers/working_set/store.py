@@ -51,6 +51,7 @@ class BlockStore:
         gate, token, output = (np.ascontiguousarray(row) for row in np.indices((g, s, n_outputs)).reshape(3, -1))
         self.index = (token, gate, output)
         self.slice = gate * s + token  # of each group
+        self._last: tuple[np.ndarray, np.ndarray] | None = None
 
     @classmethod
     def of(cls, objective: Objective, *, single_spectra: bool = False, rotated: bool = True) -> BlockStore:
@@ -96,9 +97,14 @@ class BlockStore:
         return np.flatnonzero(Z.reshape(len(Z) // self.n_outputs, -1).any(1))
 
     def starts(self, groups: np.ndarray) -> np.ndarray:
-        """Return where the slices of these groups, which are in order, begin, and the end of the last."""
-        cuts = np.flatnonzero(np.diff(self.slice[groups])) + 1
-        return np.concatenate([[0], cuts, [len(groups)]])
+        """Return where the slices of these groups, which are in order, begin, and the end of the last.
+
+        Remembered for the last groups, over which sweeps go again and again: they are not to be written to.
+        """
+        if self._last is None or self._last[0] is not groups:
+            cuts = np.flatnonzero(np.diff(self.slice[groups])) + 1
+            self._last = groups, np.concatenate([[0], cuts, [len(groups)]])
+        return self._last[1]
 
     def support(self, groups: np.ndarray) -> TokenSupport:
         """Return the map of these groups, sorted by token, for Newton's method; their tokens are loaded."""
