@@ -19,7 +19,7 @@ from convexformer.experiments.claims_networks import (
     rescaled,
     token_sparsity,
 )
-from convexformer.experiments.claims_registry import Beyond, Check, Claim, Found
+from convexformer.experiments.claims_registry import QUOTED, Beyond, Check, Claim, Found
 from convexformer.experiments.claims_structure import decay_of_outputs, gates_on_products, softmax_is_stochastic
 
 _claim = partial(Claim, "Ergen et al. 2022")
@@ -136,8 +136,18 @@ ERGEN: tuple[Claim, ...] = (
     _claim("figure 5", "it makes no difference to softmax", _grokking("figure 5", "no difference to the softmax")),
     _claim(
         "(12), stacked",
-        "gates as printed (rank one, all channels) generalise on modular division",
-        _grokking("equation \\(12\\)", "gates as printed"),
+        "gates as printed (rank one, all channels) generalise on modular division: one setting, learning rate 1e-3",
+        _grokking("equation \\(12\\)", "gates as printed .*learning rate of Power"),
+    ),
+    _claim(
+        "(12), stacked",
+        "the same, tuned by a sweep of 18 settings, one layer",
+        _grokking("equation \\(12\\)", "gates as printed, tuned .*L=1"),
+    ),
+    _claim(
+        "(12), stacked",
+        "the same, tuned by a sweep of 18 settings, two layers",
+        _grokking("equation \\(12\\)", "gates as printed, tuned .*L=2"),
     ),
     _claim(
         "theorem 3, section 4",
@@ -166,6 +176,11 @@ ERGEN: tuple[Claim, ...] = (
         Beyond(
             "no test is proposed; the gap all but vanishes for both families once they are tuned ([grokking](grokking.md))"
         ),
+    ),
+    _claim(
+        "sections 1, 3",
+        "attention without fully connected layers and skips degenerates to rank one; most heads can be pruned",
+        Beyond(QUOTED),
     ),
     _claim(
         "section 1",

@@ -16,6 +16,7 @@ from typing import Any, final
 from convexformer.experiments.deep_study import Measured
 from convexformer.experiments.study import Verdict
 
+QUOTED = "results that it quotes from other papers"  # why a claim of an earlier paper is not measured here
 HEADER = ["document", "place", "claim", "measured", "verdict", "command"]
 
 
