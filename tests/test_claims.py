@@ -131,6 +131,17 @@ def test_a_quick_run_counts_where_a_full_one_lacks_the_test():
     assert claims_registry.measured(claim, Records({}, {"grokking": [full, quick]})) == ("5", "not reproduced")
 
 
+def test_what_a_quick_run_alone_has_tested_stands_beside_the_full_one():
+    claim = Claim("Ours", "figure 1", "faster", Found("grokking", "figure 1", "^faster"))
+    full = {**finding("faster", "reproduced", "7"), "seeds": 5}
+    other = {**finding("faster, case 2", "not reproduced", "8"), "quick": True, "seeds": 9}
+    again = {**finding("faster", "not reproduced", "9"), "quick": True, "seeds": 9}
+    for order in ([full, other, again], [again, other, full]):
+        text, verdict = claims_registry.measured(claim, Records({}, {"grokking": order}))
+        assert sorted(text.split("; ")) == ["faster, case 2: 8 (a quick run)", "faster: 7"]
+        assert verdict == "partly"
+
+
 def test_the_run_with_most_seeds_counts():
     claim = Claim("Ours", "figure 1", "faster", Found("grokking", "figure 1", "^faster"))
     one, five = ({**finding("faster", "reproduced", str(n)), "seeds": n} for n in (1, 5))
