@@ -86,6 +86,14 @@ def test_no_verdict_depends_on_a_clock():
             assert "time" not in re.findall(r"^import (\w+)", text, re.M), file.name
 
 
+def test_every_finding_of_a_recorded_run_that_a_claim_reads_has_its_experiment():
+    """A pattern that matches nothing would leave its row without a measurement."""
+    records = Records.stored(DOCS / "results", SOURCES)
+    for claim in CLAIMS:
+        if isinstance(claim.evidence, Found):
+            assert any(claim.evidence.matches(each) for each in records.findings[claim.evidence.experiment]), claim
+
+
 def test_experiments_and_their_patterns_exist():
     assert set(SOURCES) <= set(EXPERIMENTS)
     assert set(QUICK) <= set(SOURCES)
@@ -93,6 +101,7 @@ def test_experiments_and_their_patterns_exist():
         if isinstance(claim.evidence, Found):
             re.compile(claim.evidence.source)
             re.compile(claim.evidence.claim)
+            assert claim.evidence.preset in ("", *EXPERIMENTS[claim.evidence.experiment].presets), claim
 
 
 def finding(claim, verdict, measured="5"):

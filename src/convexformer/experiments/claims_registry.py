@@ -44,6 +44,8 @@ class Found:
     claim: str
     beyond: str = ""
     """Why longer runs than the recorded ones cannot test it here, if they did not."""
+    preset: str = ""
+    """The settings of the experiment that measure it; empty where they are several, or all there are."""
 
     def matches(self, found: dict[str, Any]) -> bool:
         """Tell whether a finding belongs to the claim."""
@@ -74,8 +76,10 @@ class Claim:
         """The command that measures it."""
         if isinstance(self.evidence, Beyond):
             return "-"
-        name = "claims" if isinstance(self.evidence, Check) else self.evidence.experiment
-        return f"convexformer experiment {name}"
+        if isinstance(self.evidence, Check):
+            return "convexformer experiment claims"
+        preset = f" --preset {self.evidence.preset}" if self.evidence.preset else ""
+        return f"convexformer experiment {self.evidence.experiment}{preset}"
 
 
 @final
