@@ -2,10 +2,12 @@
 
     python benchmarks/gpu_grokking.py --json docs/results/grokking_sweep.json     # a GPU: a few minutes
     python benchmarks/gpu_grokking.py --tasks mod15 --device cpu                   # the small task, on a CPU
-    python benchmarks/gpu_grokking.py --tasks division --families dense --depths 2 --rungs 160,320,640 --device cpu \\
-        --json docs/results/grokking_dense.json                                    # equation (12) as printed, on a CPU
+    python benchmarks/gpu_grokking.py --tasks division --families dense --depths 2 --rungs 300,600,1000 --device cpu \\
+        --json docs/results/grokking_dense_sweep.json                              # equation (12) as printed, on a CPU
     python benchmarks/gpu_grokking.py --tasks division --families dense --depths 1 --rungs 300,600,1200 --device cpu \\
-        --json docs/results/grokking_dense.json
+        --json docs/results/grokking_dense_sweep.json
+    python benchmarks/gpu_grokking.py --tasks division --families dense --depths 1 --rates 0.04,0.08 --decays 0.1,0.3 \\
+        --rungs 400,1200,3600 --device cpu --json docs/results/grokking_dense_sweep.json    # past the corner of that grid
 
 The families: `convex` has gates on blocks of two channels, `dense` the layers of equation (12) as printed (rank-one gates
 on all channels), `softmax` is the transformer. For each task, family and depth:

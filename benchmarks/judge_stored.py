@@ -3,7 +3,8 @@
 The runs of docs/results/{grokking,periodicity,mod15,spectra}.json were made on an H200 before claims had budgets. Their
 rows hold iterations to 99%, best and final accuracies, and effective ranks at start and end, seed by seed. Claims that need
 no more are judged anew, by the functions of the experiments, and written to the file as its "claims"; all others are left
-out.
+out. docs/results/spectra_cpu.json has the spectra at every turning point of training; its claims are judged anew from these,
+except those on the run of its own that resolves how the convex model memorises.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -78,6 +80,29 @@ class Stored:
         return np.array(self.ranks[layer]["effective_rank"])
 
 
+class StoredSpectrum:
+    """Takes the place of ``Spectrum``: the turning points that the results hold."""
+
+    def __init__(self, run: Stored, layer: str) -> None:
+        self.points = run.ranks[layer]
+
+    def of(self, quantity: str, point: str) -> np.ndarray:
+        """One of ``rank``, ``size``, ``spread`` and ``lead``."""
+        return np.array(self.points[point]["effective_rank" if quantity == "rank" else quantity])
+
+    def iteration(self, point: str) -> np.ndarray:
+        """The iterations of a turning point."""
+        return np.array(self.points[point]["iteration"])
+
+    def rank(self, point: str) -> np.ndarray:
+        """The effective rank."""
+        return self.of("rank", point)
+
+    def size(self, point: str) -> np.ndarray:
+        """The root mean square of the singular values."""
+        return self.of("size", point)
+
+
 class StoredStacks:
     """Takes the place of ``TrainedStacks``: claims on stored runs are judged, others passed over."""
 
@@ -110,6 +135,13 @@ class StoredStacks:
         except NotStoredError:
             return
 
+    def merge(self) -> None:
+        """Put the claims in the place of those of the same words, new ones last."""
+        judged = {(each.source, each.claim): each.record() for each in self.stacks.study.findings}
+        old = self.results["claims"]
+        claims = [judged.pop((each["source"], each["claim"]), each) for each in old]
+        write_json(self.file, {**self.results, "claims": [*claims, *judged.values()]}, 1)
+
     def write(self) -> None:
         """Put the claims in the place of older findings."""
         rest = {key: value for key, value in self.results.items() if key not in ("findings", "claims", "untested")}
@@ -121,7 +153,7 @@ class StoredStacks:
 
 
 def main(folder: Path = RESULTS) -> None:
-    """Judge the four files of a folder."""
+    """Judge the five files of a folder."""
     stacks: Any = StoredStacks(folder, "grokking", {})
     grokking.tuned_claims(stacks)
     stacks.runs[grokking_paper.PAST] = stacks.runs["convex-2"]  # the same model, stopped at 99%
@@ -150,10 +182,20 @@ def main(folder: Path = RESULTS) -> None:
                 spectra.convex_claims(stacks, source, key, key)
             else:
                 spectra.kernel_claims(stacks, source, key)
+                spectra.regularised_claim(stacks, source, key.replace("kernel", "convex"), key)
         else:
             label = f"{stacks.stacks.recipes[key].label}, {run.row['task']}"
             spectra.tuned_claim(stacks, key, label, tuple(run.ranks))
     stacks.write()
+    stacks = StoredStacks(folder, "spectra_cpu", {})
+    with patch.object(spectra, "Spectrum", StoredSpectrum):
+        for name, figure in (("division", 3), ("periodicity", 4)):
+            keys, source = [f"{name} report-{kind}" for kind in ("convex", "kernel")], f"Fisher et al., figure {figure}"
+            early = keys[0] if name == "division" else f"{keys[0]} early, not stored"
+            spectra.convex_claims(stacks, source, keys[0], early)
+            spectra.kernel_claims(stacks, source, keys[1])
+            spectra.regularised_claim(stacks, source, *keys)
+    stacks.merge()
 
 
 if __name__ == "__main__":

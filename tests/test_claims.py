@@ -6,17 +6,20 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+import torch
 from rich.console import Console
 
-from convexformer.experiments import claims, claims_registry
+from convexformer.experiments import claims, claims_kernels, claims_programs, claims_registry
 from convexformer.experiments.claims import CLAIMS, QUICK, SOURCES
-from convexformer.experiments.claims_counterexamples import cell_count, row_stochastic
+from convexformer.experiments.claims_counterexamples import cell_count, equal_parameters, row_stochastic
+from convexformer.experiments.claims_margins import zero_entries_stay
 from convexformer.experiments.claims_networks import equivalence, half_on_the_loss
 from convexformer.experiments.claims_registry import Beyond, Check, Claim, Found, Records
 from convexformer.experiments.claims_structure import inverse_map, uncorrelated_blocks
 from convexformer.experiments.deep_study import Measured
 from convexformer.experiments.registry import EXPERIMENTS
 from convexformer.experiments.study import Verdict
+from convexformer.features import Fastfood
 
 DOCS = Path(__file__).parent.parent / "docs"
 VERDICTS = {each.value for each in Verdict}
@@ -61,6 +64,36 @@ def test_claims_that_fail_say_why_or_link_to_the_errata():
         assert (DOCS / page).exists(), page
 
 
+def test_the_head_of_the_page_counts_the_verdicts_of_its_table():
+    lines = (DOCS / "claims.md").read_text().splitlines()
+    cells = [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines if line.startswith("| ")]
+    table = [row for row in cells if len(row) == 6 and row[0] not in ("document", "---")]
+    stated = {row[0]: row[1] for row in cells if len(row) == 2 and row[0] not in ("document", "---")}
+    assert len(table) == len(CLAIMS)
+    for paper in (*dict.fromkeys(row[0] for row in table), "all"):
+        verdicts = Counter(row[4] for row in table if paper in (row[0], "all"))
+        found = {name: int(number) for number, name in re.findall(r"(\d+) ([a-z ]+)", stated.pop(paper))}
+        assert found == verdicts, paper
+    assert not stated
+
+
+def test_no_verdict_depends_on_a_clock():
+    """Seconds are measured for table 1 alone (``deep_costs``) and to be printed; no experiment stops at a time."""
+    for file in sorted(Path(claims.__file__).parent.glob("*.py")):
+        text = file.read_text()
+        assert "max_time=" not in text, file.name
+        if file.name.startswith("claims_"):
+            assert "time" not in re.findall(r"^import (\w+)", text, re.M), file.name
+
+
+def test_every_finding_of_a_recorded_run_that_a_claim_reads_has_its_experiment():
+    """A pattern that matches nothing would leave its row without a measurement."""
+    records = Records.stored(DOCS / "results", SOURCES)
+    for claim in CLAIMS:
+        if isinstance(claim.evidence, Found):
+            assert any(claim.evidence.matches(each) for each in records.findings[claim.evidence.experiment]), claim
+
+
 def test_experiments_and_their_patterns_exist():
     assert set(SOURCES) <= set(EXPERIMENTS)
     assert set(QUICK) <= set(SOURCES)
@@ -68,6 +101,7 @@ def test_experiments_and_their_patterns_exist():
         if isinstance(claim.evidence, Found):
             re.compile(claim.evidence.source)
             re.compile(claim.evidence.claim)
+            assert claim.evidence.preset in ("", *EXPERIMENTS[claim.evidence.experiment].presets), claim
 
 
 def finding(claim, verdict, measured="5"):
@@ -104,6 +138,17 @@ def test_a_quick_run_counts_where_a_full_one_lacks_the_test():
         assert text.endswith("(a quick run)")
     full = finding("faster", "not reproduced")
     assert claims_registry.measured(claim, Records({}, {"grokking": [full, quick]})) == ("5", "not reproduced")
+
+
+def test_what_a_quick_run_alone_has_tested_stands_beside_the_full_one():
+    claim = Claim("Ours", "figure 1", "faster", Found("grokking", "figure 1", "^faster"))
+    full = {**finding("faster", "reproduced", "7"), "seeds": 5}
+    other = {**finding("faster, case 2", "not reproduced", "8"), "quick": True, "seeds": 9}
+    again = {**finding("faster", "not reproduced", "9"), "quick": True, "seeds": 9}
+    for order in ([full, other, again], [again, other, full]):
+        text, verdict = claims_registry.measured(claim, Records({}, {"grokking": order}))
+        assert sorted(text.split("; ")) == ["faster, case 2: 8 (a quick run)", "faster: 7"]
+        assert verdict == "partly"
 
 
 def test_the_run_with_most_seeds_counts():
@@ -156,6 +201,41 @@ def test_counterexamples_and_identities_say_what_they_should():
     assert cell_count("self_attention").text.startswith("108 arrangements, printed bound 1.71")
     assert inverse_map().verdict is Verdict.PARTLY
     assert uncorrelated_blocks().verdict is Verdict.YES
+    assert equal_parameters().verdict is Verdict.PARTLY  # as printed yes, in the programs no
+    assert claims_programs.mixer_is_smaller().verdict is Verdict.PARTLY
+    assert claims_programs.gated_token_weighted().verdict is Verdict.YES
+    assert zero_entries_stay().verdict is Verdict.YES
+
+
+def test_the_whitened_program_is_compared_with_its_closed_form(monkeypatch):
+    assert claims_programs.whitened_relu().verdict is Verdict.YES
+    honest = claims_programs._shrunk
+    monkeypatch.setattr(claims_programs, "_shrunk", lambda size, beta: honest(size, 1.01 * beta))
+    assert claims_programs.whitened_relu().verdict is Verdict.NO
+
+
+def test_weights_between_uncorrelated_features_are_looked_at(monkeypatch):
+    assert claims_programs.uncorrelated_weights().verdict is Verdict.YES
+    apart = claims_programs._uncorrelated()
+    monkeypatch.setattr(claims_programs, "_uncorrelated", lambda: apart + 0.1)  # now all features are correlated
+    assert claims_programs.uncorrelated_weights().verdict is Verdict.NO
+
+
+def test_operations_of_the_feature_map_are_counted_not_timed(monkeypatch):
+    monkeypatch.setattr(claims_kernels, "WIDTHS", (256, 512, 1024, 2048))
+    honest = claims_kernels.log_linear_operations()
+    assert honest.verdict is Verdict.YES
+    assert honest == claims_kernels.log_linear_operations()
+    monkeypatch.setattr(Fastfood, "project", lambda self, X: X @ torch.ones(X.shape[-1], X.shape[-1]))
+    assert claims_kernels.log_linear_operations().verdict is Verdict.NO
+
+
+def test_chi_variables_flip_signs_and_near_gaussians_with_their_degrees():
+    assert claims_kernels.sign_flips().verdict is Verdict.NO
+    found = claims_kernels.chi_against_gaussian()
+    assert found.verdict is Verdict.PARTLY
+    values = [float(each) for each in re.findall(r"0\.\d{3}", found.text)]
+    assert values == sorted(values, reverse=True)
 
 
 def test_a_run_writes_the_table_and_counts_what_it_leaves_open(tmp_path, monkeypatch):

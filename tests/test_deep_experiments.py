@@ -169,7 +169,7 @@ RESULTS = Path(__file__).parent.parent / "docs" / "results"
 
 @pytest.mark.skipif(not RESULTS.exists(), reason="the documentation is not part of this installation")
 def test_stored_results_are_judged_by_the_rules_of_the_code(tmp_path):
-    names = ("grokking", "periodicity", "mod15", "spectra")
+    names = ("grokking", "periodicity", "mod15", "spectra", "spectra_cpu")
     for name in names:
         (tmp_path / f"{name}.json").write_text((RESULTS / f"{name}.json").read_text())
     spec = importlib.util.spec_from_file_location(

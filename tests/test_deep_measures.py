@@ -78,6 +78,25 @@ def test_ranks_past_generalisation_need_a_model_that_generalises(test, verdict):
 
 
 @pytest.mark.parametrize(
+    ("with_map", "verdict"),
+    [([1, 1], Verdict.YES), ([1, 0.1], Verdict.NO), ([1, 0.11], Verdict.NO)],  # the last grows by less than the bar
+)
+def test_a_map_that_regularises_ends_at_a_higher_rank_in_both_layers(with_map, verdict):
+    runs = [run_of([0, 1], spectra=[[1, 1], end]) for end in ([1, 0.1], with_map)]
+    for run in runs:
+        run.history.spectra.update(Z1=run.history.spectra["Z"], Z2=run.history.spectra["Z"])
+    assert spectra._regularised(*runs).verdict is verdict
+
+
+def test_how_many_seeds_arrive():
+    for curves, verdict in (([[0, 1], [0, 1]], "YES"), ([[0, 1], [0, 0.9]], "PARTLY"), ([[0, 0.5], [0, 0.9]], "NO")):
+        assert verdicts.arrives(run_of(curves)).verdict is Verdict[verdict]
+    assert verdicts.arrives(run_of([[0, 1, 0.5], [0, 0.9, 0.2]])).text == (
+        "99% on 1 of 2 seeds, iterations 10 (1 of 2); best 90.0% to 100.0%, at the end 20.0% to 50.0%"
+    )
+
+
+@pytest.mark.parametrize(
     ("fast", "slow", "verdict", "settled"),
     [
         ([0, 1], [0] * 10 + [1], Verdict.YES, True),

@@ -17,7 +17,7 @@ from convexformer.experiments.student_teacher import map_scores
 from convexformer.experiments.student_teacher_data import _rest_of_layer, attention_layer, load, mean_map, synthetic
 from convexformer.experiments.student_teacher_runs import Config
 
-TINY = Config((0.3, 0.1), (0.01,), (0.01, 0.03), 5, 10, 2, 8, 1e-2, 5.0)
+TINY = Config((0.3, 0.1), (0.01,), (0.01, 0.03), 5, 10, 2, 8, 1e-2, 50)
 
 
 @pytest.fixture

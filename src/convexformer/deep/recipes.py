@@ -99,9 +99,11 @@ RECIPES: dict[str, Recipe] = {
     # the same model at the learning rate of the papers, and with the penalty of the theorem
     "convex-1-slow": _blocks("learning rate 1e-3", 1, learning_rate=1e-3, iterations=8000, evaluate_every=50),
     "convex-1-group": _blocks("group penalty", 1, learning_rate=2e-2, penalty="group", beta=3e-5),
-    # equation (12) as printed, the best of the same sweep (family dense): narrow tokens and many gates
-    "dense-1": _dense("tuned", 1, width=8, gates=128, learning_rate=2e-2, weight_decay=1.0, iterations=1200),
-    "dense-2": _dense("tuned", 2, width=32, gates=64, learning_rate=1e-2, weight_decay=3.0),
+    # equation (12) as printed, the best of a sweep of its own (family dense of the same script): narrow tokens, many gates
+    "dense-1": _dense(
+        "tuned", 1, width=8, gates=128, learning_rate=4e-2, weight_decay=0.3, iterations=1200, evaluate_every=20
+    ),
+    "dense-2": _dense("tuned", 2, width=64, gates=64, learning_rate=1e-2, weight_decay=3.0, evaluate_every=20),
     # Ergen et al. 2022: equation (12) as printed, trained as the softmax of Power et al. 2022
     "paper-dense-1": Recipe("convex, as printed, L=1", "convex", _POWER, {"depth": 1, **_PRINTED}),
     "paper-dense-2": Recipe("convex, as printed, L=2", "convex", _POWER, {"depth": 2, **_PRINTED}),

@@ -158,6 +158,8 @@ def cell_count(head: str) -> Measured:
         ),
         "mlp_mixer": np.concatenate([np.kron(x.T, np.eye(2)) for x in X]),
         "fno": np.concatenate([np.concatenate([x, np.roll(x, 1, axis=0)], 1) for x in X]),
+        # of one block of one channel
+        "block_fno": np.concatenate([np.concatenate([x, np.roll(x, 1, axis=0)], 1) for x in X[..., :1]]),
         "mlp": X.reshape(4, 2),
     }[head]
     cells = Arrangement(rows).cells
@@ -267,22 +269,27 @@ def factorised() -> Measured:
     return Measured(text, Verdict.YES if abs(excess) <= 1e-6 else Verdict.NO)
 
 
-def parameter_counts() -> Measured:
-    """Table 2 of Sahiner et al. against the sizes of the printed programs, s = 196, d = c = 100."""
-    gates = {"self_attention": 5}
-    printed = {  # (head, gates or 1) -> millions
-        ("self_attention", "linear"): 50.5,
-        ("mlp_mixer", "linear"): 98.9,
-        ("block_fno", "linear"): 0.392,
-        ("fno", "linear"): 1.96,
-        ("mlp", "linear"): 1.96,
-        ("linear", "linear"): 0.01,
-        ("self_attention", "gated_relu"): 253.0,
-        ("mlp_mixer", "gated_relu"): 196.0,
-        ("block_fno", "gated_relu"): 39.2,
-        ("fno", "gated_relu"): 196.0,
-        ("mlp", "gated_relu"): 196.0,
-    }
+PRINTED_MILLIONS = {  # table 2 of Sahiner et al.: millions of parameters by head and activation
+    ("self_attention", "linear"): 50.5,
+    ("mlp_mixer", "linear"): 98.9,
+    ("block_fno", "linear"): 0.392,
+    ("fno", "linear"): 1.96,
+    ("mlp", "linear"): 1.96,
+    ("linear", "linear"): 0.01,
+    ("self_attention", "gated_relu"): 253.0,
+    ("mlp_mixer", "gated_relu"): 196.0,
+    ("block_fno", "gated_relu"): 39.2,
+    ("fno", "gated_relu"): 196.0,
+    ("mlp", "gated_relu"): 196.0,
+}
+EQUAL = ("self_attention", "mlp_mixer", "fno", "mlp")  # "roughly equal", appendix B
+ROUGHLY = 2.0  # largest over smallest, to be called roughly equal
+
+
+def _program_millions(name: str, activation: str) -> float:
+    """Millions of weights of a printed program, s = 196, d = c = 100; 100 gates, five for self-attention."""
+    if name == "linear":
+        return cost("linear", 196, 100, 100)["convex"].parameters / 1e6
     makers: dict[str, Any] = {
         "self_attention": heads.SelfAttention,
         "mlp_mixer": heads.MLPMixer,
@@ -290,21 +297,36 @@ def parameter_counts() -> Measured:
         "fno": heads.FNO,
         "mlp": heads.MLP,
     }
-    wrong, right = [], 0
-    for (name, activation), millions in printed.items():
-        if name == "linear":
-            count = cost("linear", 196, 100, 100)["convex"].parameters
-        elif activation == "linear":
-            count = cost(makers[name](), 196, 100, 100, per_token=True)["convex"].parameters
-        else:
-            one = cost(makers[name](), 196, 100, 100, per_token=True)["convex"].parameters
-            count = one * gates.get(name, 100)
-        if abs(count / 1e6 / millions - 1) <= 0.02:
-            right += 1
-        else:
-            wrong.append(f"{name} {activation} {millions:g}M printed, {count / 1e6:.4g}M in the program")
+    gates = 1 if activation == "linear" else 5 if name == "self_attention" else 100
+    return cost(makers[name](), 196, 100, 100, per_token=True)["convex"].parameters * gates / 1e6
+
+
+def parameter_counts() -> Measured:
+    """Table 2 of Sahiner et al. against the sizes of the printed programs, s = 196, d = c = 100."""
+    wrong = []
+    for (name, activation), millions in PRINTED_MILLIONS.items():
+        count = _program_millions(name, activation)
+        if abs(count / millions - 1) > 0.02:
+            wrong.append(f"{name} {activation} {millions:g}M printed, {count:.4g}M in the program")
+    right = len(PRINTED_MILLIONS) - len(wrong)
     verdict = Verdict.YES if not wrong else Verdict.PARTLY if right else Verdict.NO
-    return Measured(f"{right} of {len(printed)} agree; " + "; ".join(wrong), verdict)
+    return Measured(f"{right} of {len(PRINTED_MILLIONS)} agree; " + "; ".join(wrong), verdict)
+
+
+def equal_parameters() -> Measured:
+    """Appendix B of Sahiner et al.: ReLU heads have roughly equal numbers of parameters; largest over smallest."""
+    printed, programs = (
+        max(sizes) / min(sizes)
+        for sizes in (
+            [PRINTED_MILLIONS[name, "gated_relu"] for name in EQUAL],
+            [_program_millions(name, "gated_relu") for name in EQUAL],
+        )
+    )
+    text = (
+        f"largest over smallest of four gated heads: {printed:.2f} as printed, {programs:,.0f} in the printed programs"
+    )
+    right = sum(ratio <= ROUGHLY for ratio in (printed, programs))
+    return Measured(text, Verdict.YES if right == 2 else Verdict.PARTLY if right else Verdict.NO)
 
 
 def attention_counts() -> Measured:

@@ -19,16 +19,21 @@ from convexformer.experiments.claims_networks import (
     rescaled,
     token_sparsity,
 )
-from convexformer.experiments.claims_registry import Beyond, Check, Claim, Found
+from convexformer.experiments.claims_registry import QUOTED, Beyond, Check, Claim, Found
 from convexformer.experiments.claims_structure import decay_of_outputs, gates_on_products, softmax_is_stochastic
 
 _claim = partial(Claim, "Ergen et al. 2022")
 ERRATA = "See [errata](errata.md)"
+MODULI = "Softmax with one layer, its faster depth; p = 15 with four layers is figure 6"
 TEACHER = "teacher: MiniLM, layer 3, in place of BERT, layer 6"
 
 
-def _grokking(source: str, claim: str) -> Found:
-    return Found("grokking", source, claim)
+def _grokking(source: str, claim: str, preset: str = "") -> Found:
+    return Found("grokking", source, claim, preset=preset)
+
+
+def _mod15(claim: str) -> Found:
+    return Found("mod15", "figure 6", claim, preset="paper")
 
 
 ERGEN: tuple[Claim, ...] = (
@@ -120,52 +125,78 @@ ERGEN: tuple[Claim, ...] = (
     _claim(
         "figure 4",
         "the softmax transformer learns the training data long before it generalises (grokking)",
-        _grokking("figure 4", "^grokking"),
+        _grokking("figure 4", "^grokking", "paper"),
     ),
-    _claim("figure 4a", "the softmax transformer has 100% training accuracy at about 10^3", _grokking("4a", "10\\^3")),
-    _claim("figure 4b", "and needs more than 10^5 iterations to generalise", _grokking("4b", "10\\^5")),
+    _claim(
+        "figure 4a",
+        "the softmax transformer has 100% training accuracy at about 10^3",
+        _grokking("4a", "10\\^3", "paper"),
+    ),
+    _claim("figure 4b", "and needs more than 10^5 iterations to generalise", _grokking("4b", "10\\^5", "paper")),
     _claim(
         "figure 4b",
         "convex generalises 10 times faster than the softmax transformer of Power et al.",
-        _grokking("4b", "Power et al"),
+        _grokking("4b", "Power et al", "paper"),
     ),
-    _claim("figure 4b", "the same at an equal learning rate", _grokking("4b", "equal learning rate")),
-    _claim("figure 4b", "the same with both families tuned by one sweep", _grokking("4b", "both tuned")),
+    _claim("figure 4b", "the same at an equal learning rate", _grokking("4b", "equal learning rate", "paper")),
+    _claim("figure 4b", "the same with both families tuned by one sweep", _grokking("4b", "both tuned", "tuned")),
     _claim("figure 4c", "convex has the lower test loss", _grokking("4c", "test loss")),
     _claim("figure 5", "a second layer speeds up the convex model", _grokking("figure 5", "speeds up")),
     _claim("figure 5", "it makes no difference to softmax", _grokking("figure 5", "no difference to the softmax")),
     _claim(
         "(12), stacked",
-        "gates as printed (rank one, all channels) generalise on modular division",
-        _grokking("equation \\(12\\)", "gates as printed"),
+        "gates as printed (rank one, all channels) generalise on modular division: one setting, learning rate 1e-3",
+        _grokking("equation \\(12\\)", "gates as printed .*learning rate of Power", "printed"),
+    ),
+    _claim(
+        "(12), stacked",
+        "the same, tuned by a sweep of 18 settings, one layer",
+        _grokking("equation \\(12\\)", "gates as printed, tuned .*L=1", "dense"),
+    ),
+    _claim(
+        "(12), stacked",
+        "the same, tuned by a sweep of 18 settings, two layers",
+        _grokking("equation \\(12\\)", "gates as printed, tuned .*L=2", "dense"),
     ),
     _claim(
         "theorem 3, section 4",
         "the convex problem itself (fixed embedding, one layer) generalises on modular division",
-        _grokking("theorem 3", "convex problem itself"),
+        _grokking("theorem 3", "convex problem itself", "printed"),
         "The paper does not say whether its embedding is trained",
     ),
-    _claim("figure 6", "mod 15, one layer fails to reach 99%", Found("mod15", "figure 6", "^one layer fails")),
+    _claim("figure 6", "mod 15, one layer fails to reach 99%", _mod15("^one layer fails")),
     _claim(
         "figure 6",
         "one layer: convex generalises better, in accuracy and test loss",
-        Found("mod15", "figure 6", "^one layer: convex"),
+        _mod15("^one layer: convex"),
     ),
-    _claim("figure 6", "four layers reach perfect generalisation", Found("mod15", "figure 6", "^four layers reach")),
-    _claim("figure 6", "four layers: convex gets there much faster", Found("mod15", "figure 6", "much faster")),
+    _claim("figure 6", "four layers reach perfect generalisation", _mod15("^four layers reach")),
+    _claim("figure 6", "four layers: convex gets there much faster", _mod15("much faster")),
     _claim(
         "figure 6",
         "four layers: convex yields a lower test loss",
-        Found("mod15", "figure 6", "^four layers: convex reaches a lower test loss"),
+        _mod15("^four layers: convex reaches a lower test loss"),
     ),
-    _claim("figure 7a", "fewer iterations to 99%, for every p and L", _grokking("7a", "fewer iterations")),
-    _claim("figure 7b", "a smaller amount of grokking, for every p and L", _grokking("7b", "amount of grokking")),
+    _claim(
+        "figure 7a", "fewer iterations to 99%, for every p and L", _grokking("7a", "fewer iterations", "moduli"), MODULI
+    ),
+    _claim(
+        "figure 7b",
+        "a smaller amount of grokking, for every p and L",
+        _grokking("7b", "amount of grokking", "moduli"),
+        MODULI,
+    ),
     _claim(
         "section 4",
         "conjecture: grokking is mostly due to the nonconvex structure of standard transformers",
         Beyond(
             "no test is proposed; the gap all but vanishes for both families once they are tuned ([grokking](grokking.md))"
         ),
+    ),
+    _claim(
+        "sections 1, 3",
+        "attention without fully connected layers and skips degenerates to rank one; most heads can be pruned",
+        Beyond(QUOTED),
     ),
     _claim(
         "section 1",

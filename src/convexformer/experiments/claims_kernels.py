@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
+from scipy import stats
+from torch.utils.flop_counter import FlopCounterMode
 
 from convexformer import heads
 from convexformer.experiments.deep_study import Measured
@@ -17,6 +16,7 @@ from convexformer.features import Fastfood
 from convexformer.problem import Problem
 from convexformer.solving import solve
 
+WIDTHS = (1024, 2048, 4096, 8192, 32_768)  # of a token, where operations are counted
 SAME = 1e-7  # relative difference below which two optima agree
 
 
@@ -147,28 +147,40 @@ def positive_offset() -> Measured:
     return Measured(text, Verdict.NO if abs(printed - exact) > 0.1 else Verdict.YES)
 
 
-def log_linear_time() -> Measured:
-    """Seconds of the structured projection and of a dense one, by width; the exponent of the growth."""
-    slopes = []
-    sizes = (1024, 2048, 4096, 8192)
-    tokens = 128
-    for dense in (False, True):
-        seconds = []
-        for size in sizes:
-            X = torch.randn(tokens, size)
-            product = torch.randn(size, size).__rmatmul__ if dense else Fastfood("positive", size).build(size).project
-            with torch.no_grad():
-                seconds.append(_seconds(partial(product, X)))
-        slopes.append(float(np.polyfit(np.log(sizes), np.log(seconds), 1)[0]))
-    text = f"seconds grow with width to the power {slopes[0]:.2f}, those of a dense projection {slopes[1]:.2f}"
-    return Measured(text, Verdict.YES if slopes[0] < slopes[1] and slopes[0] <= 1.6 else Verdict.PARTLY)
+def log_linear_operations() -> Measured:
+    """Multiply-adds of the structured projection of a token, counted as it runs, over ``D log2 D`` and over ``D^2``."""
+    counts = []
+    for size in WIDTHS:
+        with FlopCounterMode(display=False) as counter, torch.no_grad():
+            Fastfood("positive", size).build(size).project(torch.ones(1, size))
+        counts.append(counter.get_total_flops() / 2)
+    shares = [count / (size * np.log2(size)) for count, size in zip(counts, WIDTHS, strict=True)]
+    dense = [count / size**2 for count, size in zip(counts, WIDTHS, strict=True)]
+    text = (
+        f"multiply-adds a token at D = {WIDTHS[0]:,} to {WIDTHS[-1]:,}: {min(shares):.1f} to {max(shares):.1f} D log2 D, "
+        f"{dense[0]:.2f} to {dense[-1]:.1g} of a dense projection's"
+    )
+    bounded = max(shares) <= 2 * shares[0] and dense[-1] < dense[0]
+    return Measured(text, Verdict.YES if bounded else Verdict.NO)
 
 
-def _seconds(call: Callable[[], object], repeats: int = 5) -> float:
-    call()
-    times = []
-    for _ in range(repeats):
-        started = time.perf_counter()
-        call()
-        times.append(time.perf_counter() - started)
-    return min(times)
+def chi_against_gaussian() -> Measured:
+    """Largest difference of the distribution functions of a standardised chi variable and a Gaussian one."""
+    x, apart = np.linspace(-6, 6, 10_001), {}
+    for degrees in (1, 10, 100, 1000):
+        chi = stats.chi(degrees)
+        apart[degrees] = float(np.abs(chi.cdf(chi.mean() + chi.std() * x) - stats.norm.cdf(x)).max())
+    text = f"distribution functions apart by {', '.join(f'{each:.3f}' for each in apart.values())} for "
+    text += f"{', '.join(f'{each:,}' for each in apart)} degrees of freedom, whatever the number of features"
+    return Measured(text, Verdict.PARTLY if apart[1000] < apart[1] / 10 else Verdict.NO)
+
+
+def sign_flips() -> Measured:
+    """Share of negative entries of the map's matrix, with a chi diagonal and with a Gaussian one: H and B have signs."""
+    shares = []
+    for kind in ("chi", "gaussian"):
+        features = Fastfood(kind, 256 if kind == "chi" else 512).build(256)
+        matrix = features.project(torch.eye(256))
+        shares.append(float((matrix < 0).double().mean()))
+    text = f"negative entries of the map: {shares[0]:.0%} with chi variables, {shares[1]:.0%} with Gaussian ones"
+    return Measured(text, Verdict.YES if shares[0] == 0 else Verdict.NO)

@@ -6,7 +6,14 @@ import numpy as np
 
 from convexformer.experiments.deep_study import Measured
 from convexformer.experiments.study import Verdict
-from convexformer.margin import AttentionSVM, NotSeparableError, check_assumptions, gradient_flow, sample_data
+from convexformer.margin import (
+    AttentionSVM,
+    NotSeparableError,
+    aligned_init,
+    check_assumptions,
+    gradient_flow,
+    sample_data,
+)
 
 
 def gaussian_separability() -> Measured:
@@ -28,9 +35,13 @@ def gaussian_separability() -> Measured:
     return Measured(f"separable: {text}", Verdict.YES if shares[16] == 10 else Verdict.NO)
 
 
-def loss_above_infimum() -> Measured:
-    """The loss along the diagonal flow: above its infimum, and ever closer."""
-    flow = gradient_flow(*sample_data("diagonal"), parametrization="diagonal", log_time=20.0, records=30)
+def loss_above_infimum(kind: str) -> Measured:
+    """The loss along the flow, diagonal or from an aligned start: above its infimum, and ever closer."""
+    data = sample_data(kind)
+    if kind == "diagonal":
+        flow = gradient_flow(*data, parametrization="diagonal", log_time=20.0, records=30)
+    else:
+        flow = gradient_flow(*data, parametrization="separate", init=aligned_init(*data), log_time=20.0, records=30)
     infimum = flow.data.infimum
     excess = np.asarray(flow.loss) - infimum
     falls = bool((np.diff(excess) <= 1e-12).all())
@@ -86,3 +97,32 @@ def approximate_conditions() -> Measured:
     text += f" from log t = {flow.log_time[early]:.0e} to {flow.log_time[-1]:.0e}"
     falls = all(last < first or last < 1e-3 for first, last in residuals.values())
     return Measured(text, Verdict.YES if falls else Verdict.NO)
+
+
+def sparse_direction() -> Measured:
+    """Entries of the diagonal flow's direction above 1% of the largest, and the nonzero ones of the l1-SVM."""
+    data = sample_data("diagonal")
+    flow = gradient_flow(*data, parametrization="diagonal", log_time=1e6, records=30)
+    sizes = [
+        np.abs(np.diagonal(W)) for W in (np.asarray(flow.W)[-1], np.asarray(AttentionSVM("diagonal").fit(*data).W_))
+    ]
+    flowed, solved = (each > bar * each.max() for each, bar in zip(sizes, (1e-2, 1e-9), strict=True))
+    text = (
+        f"{flowed.sum()} of {len(flowed)} entries above 1% of the largest at log t = 1e6; the l1-SVM has {solved.sum()}"
+    )
+    return Measured(text, Verdict.YES if (flowed == solved).all() and solved.sum() < len(solved) else Verdict.NO)
+
+
+def zero_entries_stay() -> Measured:
+    """Equation (5) asks for no zero among the entries of ``w0``: the flow leaves such an entry at zero."""
+    data = sample_data("diagonal")
+    start = np.full(data[0].shape[-1], 0.5)
+    start[0] = 0.0  # the l1-SVM uses this entry
+    flow = gradient_flow(*data, parametrization="reparametrized", init=(start, start.copy()), log_time=30.0, records=10)
+    weights = np.abs(np.diagonal(np.asarray(flow.W)[-1]))
+    needed = abs(np.asarray(AttentionSVM("diagonal").fit(*data).W_)[0, 0])
+    text = (
+        f"entry started at 0: {weights[0]:.0e} at log t = 30 (the others up to {weights[1:].max():.1f}; in the l1-SVM "
+        f"{needed:.2f})"
+    )
+    return Measured(text, Verdict.YES if weights[0] == 0 and needed > 0 else Verdict.NO)

@@ -51,6 +51,7 @@ PRINTED: dict[str, int] = {  # the printed bound m* on the number of heads, at t
 HEADS: dict[str, Callable[[str], Head]] = {
     "attention": lambda activation: heads.Attention(activation, gates=3),
     "attention_l2": lambda activation: heads.Attention(activation, "l2", gates=3),
+    "row_attention": lambda activation: heads.Attention(activation, stochastic="row"),
     "self_attention": lambda activation: heads.SelfAttention(activation, gates=3),
     "mlp_mixer": lambda activation: heads.MLPMixer(activation, gates=3),
     "fno": lambda activation: heads.FNO(activation, gates=3),

@@ -16,6 +16,7 @@ from typing import Any, final
 from convexformer.experiments.deep_study import Measured
 from convexformer.experiments.study import Verdict
 
+QUOTED = "results that it quotes from other papers"  # why a claim of an earlier paper is not measured here
 HEADER = ["document", "place", "claim", "measured", "verdict", "command"]
 
 
@@ -43,6 +44,8 @@ class Found:
     claim: str
     beyond: str = ""
     """Why longer runs than the recorded ones cannot test it here, if they did not."""
+    preset: str = ""
+    """The settings of the experiment that measure it; empty where they are several, or all there are."""
 
     def matches(self, found: dict[str, Any]) -> bool:
         """Tell whether a finding belongs to the claim."""
@@ -73,8 +76,10 @@ class Claim:
         """The command that measures it."""
         if isinstance(self.evidence, Beyond):
             return "-"
-        name = "claims" if isinstance(self.evidence, Check) else self.evidence.experiment
-        return f"convexformer experiment {name}"
+        if isinstance(self.evidence, Check):
+            return "convexformer experiment claims"
+        preset = f" --preset {self.evidence.preset}" if self.evidence.preset else ""
+        return f"convexformer experiment {self.evidence.experiment}{preset}"
 
 
 @final
@@ -137,7 +142,7 @@ def measured(claim: Claim, records: Records) -> tuple[str, str]:
 def _of_findings(found: list[dict[str, Any]]) -> tuple[str, str]:
     """Join the findings that were tested: all of one verdict, or partly.
 
-    Quick runs count where full ones lack a test; of runs of the same claim, the one with most seeds.
+    Of several runs of the same finding a full one counts before a quick one, and then the one with most seeds.
     """
     if not found:
         return "not among the claims of the runs at hand", Verdict.OPEN.value
@@ -145,21 +150,26 @@ def _of_findings(found: list[dict[str, Any]]) -> tuple[str, str]:
     if not tested:
         shown = [each for each in found if not each.get("quick", False)] or found
         return "; ".join(dict.fromkeys(str(each["measured"]) for each in shown)), Verdict.OPEN.value
-    full = [each for each in tested if not each.get("quick", False)]
-    ranked = sorted(full or tested, key=lambda each: int(each.get("seeds", 0)))  # stable: the last is the best
-    best = {(each["source"], each["claim"]): each for each in ranked}
-    chosen = [each for each in full or tested if any(each is one for one in best.values())]
+    ranked = sorted(tested, key=lambda each: (not each.get("quick", False), int(each.get("seeds", 0))))
+    best = {(each["source"], each["claim"]): each for each in ranked}  # the sort is stable: the last is the best
+    chosen = [each for each in tested if any(each is one for one in best.values())]
     verdicts = {str(each["verdict"]) for each in chosen}
-    text = (
-        str(chosen[0]["measured"])
-        if len(chosen) == 1
-        else "; ".join(f"{each['claim']}: {each['measured']}" for each in chosen)
-    )
-    if not full:
-        text += " (a quick run)"
-    elif all(each.get("seeds") == 1 for each in chosen):
-        text += " (one seed)"
+    limits = [_limit(each) for each in chosen]
+    same = len(set(limits)) == 1
+    parts = [
+        (str(each["measured"]) if len(chosen) == 1 else f"{each['claim']}: {each['measured']}")
+        + ("" if same else limit)
+        for each, limit in zip(chosen, limits, strict=True)
+    ]
+    text = "; ".join(parts) + (limits[0] if same else "")
     return text, verdicts.pop() if len(verdicts) == 1 else Verdict.PARTLY.value
+
+
+def _limit(finding: dict[str, Any]) -> str:
+    """Write what a finding rests on, if it is less than five seeds at full budgets."""
+    if finding.get("quick", False):
+        return " (a quick run)"
+    return " (one seed)" if finding.get("seeds") == 1 else ""
 
 
 def rows(claims: Iterable[Claim], records: Records) -> list[list[str]]:

@@ -6,6 +6,7 @@ from functools import partial
 
 from convexformer.experiments.claims_counterexamples import (
     cell_count,
+    equal_parameters,
     factorised,
     gated_and_relu,
     gated_heads,
@@ -16,7 +17,15 @@ from convexformer.experiments.claims_counterexamples import (
 )
 from convexformer.experiments.claims_ergen import ERRATA
 from convexformer.experiments.claims_networks import duality, equivalence, printed_heads, rescaled, trained_certificates
-from convexformer.experiments.claims_registry import Beyond, Check, Claim
+from convexformer.experiments.claims_programs import (
+    gated_token_weighted,
+    mixer_is_smaller,
+    outputs_share_weights,
+    uncorrelated_weights,
+    weights_follow_correlation,
+    whitened_relu,
+)
+from convexformer.experiments.claims_registry import QUOTED, Beyond, Check, Claim
 from convexformer.experiments.claims_structure import (
     block_fourier_lemma,
     constrained_norm,
@@ -70,6 +79,12 @@ SAHINER: tuple[Claim, ...] = (
     ),
     _claim("theorem 3.1", "min(d^2, dc) heads suffice", Check(printed_heads, ("self_attention",))),
     _claim("(13)", "outputs are linear models weighted by the entries of the Gram matrix", Check(gram_weighted)),
+    _claim(
+        "section 3",
+        "features of high correlation have weights of larger norm",
+        Check(weights_follow_correlation),
+        "A tendency: what the targets ask for counts as well",
+    ),
     _claim("appendix A.2", "networks map to convex weights by vec(W1) vec(W2)^T", Check(inverse_map), ERRATA),
     _claim(
         "section 3",
@@ -79,6 +94,12 @@ SAHINER: tuple[Claim, ...] = (
     ),
     _claim("sections 1, 3", "the nuclear norm promotes low rank", Check(low_rank)),
     _claim("corollary 3.2", "uncorrelated blocks of features separate the program", Check(uncorrelated_blocks)),
+    _claim("corollary 3.2", "weights between uncorrelated features are zero", Check(uncorrelated_weights)),
+    _claim(
+        "abstract",
+        "self-attention implicitly clusters the tokens by their similarity",
+        Beyond("no measure is given, and the program (13) groups features, not tokens (corollary 3.2)"),
+    ),
     _claim(
         "theorem 3.3", "ReLU self-attention: the optimum of a convex program", _equivalence("self_attention", "relu")
     ),
@@ -92,6 +113,13 @@ SAHINER: tuple[Claim, ...] = (
     _claim("theorem 4.1", "min(s^2, dc) heads suffice", Check(printed_heads, ("mlp_mixer",))),
     _claim("(18)", "outputs are Z^(p) vec(X)", Check(mixer_vectorisation), ERRATA),
     _claim("(19)", "outputs are predictions weighted by the entries of X", Check(token_weighted)),
+    _claim("section 4.1", "the nuclear norm makes the outputs' weights alike", Check(outputs_share_weights)),
+    _claim(
+        "section 4.1",
+        "the mixer's program is smaller than self-attention's, since typically s < d",
+        Check(mixer_is_smaller),
+        "Their experiments have s > d",
+    ),
     _claim("section 4.1", "at beta = 0 a linear mixer is not the linear MLP", Check(without_decay, ("mlp_mixer",))),
     _claim(
         "section 4.1",
@@ -100,6 +128,7 @@ SAHINER: tuple[Claim, ...] = (
         "Ranks of the maps from weights to outputs, s = 3",
     ),
     _claim("theorem 4.2", "ReLU MLP-Mixer: the optimum of a convex program", _equivalence("mlp_mixer", "relu")),
+    _claim("(21)", "outputs are predictions weighted by X and by the arrangements", Check(gated_token_weighted)),
     _claim("theorem 4.2", "n min(s^2, dc) heads suffice", Check(relu_heads, ("mlp_mixer",)), ERRATA),
     _claim("theorem 4.2", "the number of arrangements is bounded with n", Check(cell_count, ("mlp_mixer",)), ERRATA),
     _claim("lemma 4.3", "the FNO block is a convolution, one dimension", Check(fourier_lemma, ("4x1",))),
@@ -114,6 +143,7 @@ SAHINER: tuple[Claim, ...] = (
     _claim("theorem 4.7", "min(sd, c) / B heads suffice", Check(printed_heads, ("block_fno",)), "Heads of each block"),
     _claim("theorem 4.8", "ReLU B-FNO: the optimum of a convex program", _equivalence("block_fno", "relu")),
     _claim("theorem 4.8", "n min(sd, c) / B heads suffice", Check(relu_heads, ("block_fno",)), ERRATA),
+    _claim("theorem 4.8", "the number of arrangements is bounded with n", Check(cell_count, ("block_fno",)), ERRATA),
     _claim("lemma A.1", "weight decay is a norm of the products of heads", Check(rescaled)),
     _claim("lemma A.2", "strong duality", Check(duality, ("fno", "tokens"))),
     _claim("(121)", "factors with more columns than the rank have the optimum of (120)", Check(factorised)),
@@ -125,6 +155,7 @@ SAHINER: tuple[Claim, ...] = (
     ),
     _claim("(122)", "stationary points that satisfy it are global optima", Check(trained_certificates)),
     _claim("appendix C.1, figure 2", "the constrained norm differs from the nuclear norm", Check(constrained_norm)),
+    _claim("appendix C.1", "on whitened data the ReLU MLP is a linear model under that norm", Check(whitened_relu)),
     _claim(
         "theorem C.1",
         "gated self-attention: the optimum of a convex program",
@@ -179,8 +210,14 @@ SAHINER: tuple[Claim, ...] = (
         Beyond(BACKBONE),
     ),
     _claim("table 2", "numbers of parameters", Check(parameter_counts), ERRATA),
+    _claim("appendix B", "the ReLU heads have roughly equal numbers of parameters", Check(equal_parameters), ERRATA),
     _claim(
         "table 3", "accuracies on CIFAR-100 with a ViT backbone, mixer and self-attention equivalent", Beyond(BACKBONE)
+    ),
+    _claim(
+        "sections 3, 4, 5",
+        "linear and ReLU attention are on par with softmax; blocks improve the FNO; nonconvex fine-tuning is unstable",
+        Beyond(QUOTED),
     ),
 )
 

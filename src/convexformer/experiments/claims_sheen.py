@@ -11,8 +11,10 @@ from convexformer.experiments.claims_margins import (
     loss_above_infimum,
     norm_diverges,
     score_gap_suffices,
+    sparse_direction,
+    zero_entries_stay,
 )
-from convexformer.experiments.claims_registry import Beyond, Check, Claim, Found
+from convexformer.experiments.claims_registry import QUOTED, Beyond, Check, Claim, Found
 
 _claim = partial(Claim, "Sheen et al. 2024")
 PATH = "The existence of the limit is assumed, as in the paper; time is rescaled ([margins](margins.md))"
@@ -31,7 +33,9 @@ SHEEN: tuple[Claim, ...] = (
     ),
     _claim("section 3.1", "Gaussian data is separable when d is larger than L and n", Check(gaussian_separability)),
     _claim(
-        "section 3.2", "the loss of finite weights is above its infimum, which it approaches", Check(loss_above_infimum)
+        "section 3.2",
+        "the loss of finite weights is above its infimum, which it approaches",
+        Check(loss_above_infimum, ("diagonal",)),
     ),
     _claim("section 3.2", "the attention SVM is convex for d_e >= d", _flow("duality", "nuclear SVM, solved")),
     _claim(
@@ -54,6 +58,7 @@ SHEEN: tuple[Claim, ...] = (
     ),
     _claim("lemma 4.1", "two parametrizations of diagonal weights move alike", _flow("lemma 4.1", "move alike")),
     _claim("lemma 4.2", "the norm of the weights diverges", Check(norm_diverges)),
+    _claim("(5)", "an entry that starts at zero is stuck there", Check(zero_entries_stay)),
     _claim("assumption 3", "at zero weights it holds when the score gap is large", Check(score_gap_suffices)),
     _claim("assumption 3", "it rules out wrong tokens", _flow("^assumption 3", "wrong token|that satisfy it")),
     _claim(
@@ -63,7 +68,8 @@ SHEEN: tuple[Claim, ...] = (
         PATH,
     ),
     _claim("theorem 4.1", "the same for draws as they come", _flow("^theorem 4.1", "draws as they come"), PATH),
-    _claim("theorem 4.1", "the loss converges to its infimum", Check(loss_above_infimum), PATH),
+    _claim("theorem 4.1", "the loss converges to its infimum", Check(loss_above_infimum, ("diagonal",)), PATH),
+    _claim("theorem 4.1", "the direction of diagonal weights is sparse", Check(sparse_direction)),
     _claim(
         "theorem 4.1, proof",
         "the direction satisfies the optimality conditions ever better",
@@ -103,6 +109,7 @@ SHEEN: tuple[Claim, ...] = (
         _flow("theorem 5.1", "aligned K, Q"),
         PATH,
     ),
+    _claim("theorem 5.1", "the loss converges to its infimum", Check(loss_above_infimum, ("aligned",)), PATH),
     _claim(
         "theorem 5.1",
         "its data cannot tell the nuclear from the Frobenius norm: both SVMs have one solution",
@@ -112,6 +119,6 @@ SHEEN: tuple[Claim, ...] = (
     _claim(
         "section 4.2",
         "weights of pretrained transformers tend to be low rank",
-        Beyond("results that it quotes from other papers"),
+        Beyond(QUOTED),
     ),
 )

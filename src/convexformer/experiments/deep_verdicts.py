@@ -48,6 +48,17 @@ def memorises_first(run: Run) -> Measured:
     return Measured(text, every(int(grokked.sum()), len(grokked)))
 
 
+def arrives(run: Run) -> Measured:
+    """How many seeds reach 99% test accuracy: all of them, some (partly) or none; and where they end."""
+    count, seeds = int(np.isfinite(run.iterations_to()).sum()), len(run.iterations_to())
+    history = run.history
+    text = (
+        f"99% on {count} of {seeds} seeds, iterations {steps(run.iterations_to())}; best "
+        f"{span(history.test_accuracy.max(0))}, at the end {span(history.test_accuracy[-1])}"
+    )
+    return Measured(text, every(count, seeds))
+
+
 def beyond(run: Run, iterations: int) -> Measured:
     """Whether 99% test accuracy takes more than so many iterations."""
     found = run.iterations_to()

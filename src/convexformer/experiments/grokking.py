@@ -13,7 +13,7 @@ from convexformer.experiments import deep_figures as figures
 from convexformer.experiments.deep_study import Measured, TrainedStacks, every, steps, worst
 from convexformer.experiments.deep_verdicts import depth_helps, depth_makes_no_difference, lower_test_loss, tenfold
 from convexformer.experiments.grokking_moduli import compare_moduli
-from convexformer.experiments.grokking_paper import paper, printed
+from convexformer.experiments.grokking_paper import dense, paper, printed
 from convexformer.experiments.grokking_report import report
 from convexformer.experiments.grokking_scale import scale
 
@@ -49,6 +49,8 @@ def run(
         paper(stacks, task)
     if "printed" in stacks.presets:
         printed(stacks, task)
+    if "dense" in stacks.presets:
+        dense(stacks, task)
     if "moduli" in stacks.presets:
         compare_moduli(stacks)
     if "scale" in stacks.presets:

@@ -92,6 +92,7 @@ def run(
                 stacks, f"Fisher et al., figure {figure}", keys[0], early if name == "periodicity" else keys[0]
             )
             kernel_claims(stacks, f"Fisher et al., figure {figure}", keys[1])
+            regularised_claim(stacks, f"Fisher et al., figure {figure}", *keys)
     return stacks.finish()
 
 
@@ -178,6 +179,9 @@ def kernel_claims(stacks: TrainedStacks, source: str, key: str) -> None:
             ),
         }
     claims |= {
+        "the second layer's distribution is anisotropic at first (effective rank falls while memorising)": Change(
+            "Z2", ("rank",), ("start", "memorised"), shrinks
+        ),
         "the first layer's singular values grow isotropically while memorising (effective rank stays)": _isotropic,
         "the second layer's effective rank rises after memorising": Change(
             "Z2", ("rank",), ("memorised", "end"), grows
@@ -190,6 +194,29 @@ def kernel_claims(stacks: TrainedStacks, source: str, key: str) -> None:
     for claim, measure in claims.items():
         to_the_end = isinstance(measure, Change) and measure.points[1] == "end"
         stacks.find(source, f"kernel: {claim}", (key,), measure, whole=to_the_end)
+
+
+def regularised_claim(stacks: TrainedStacks, source: str, convex: str, kernel: str) -> None:
+    """Section 7 of Fisher et al.: the random projections of the kernel map act as a spectral regulariser."""
+    stacks.find(
+        source,
+        "kernel: the map regularises the spectra: both layers end at a higher effective rank than without it",
+        (convex, kernel),
+        _regularised,
+        whole=True,
+    )
+
+
+def _regularised(convex: Run, kernel: Run) -> Measured:
+    pairs = {
+        layer: (Spectrum(convex, layer).rank("end"), Spectrum(kernel, layer).rank("end")) for layer in ("Z1", "Z2")
+    }
+    right = np.all([grows(*pair) for pair in pairs.values()], axis=0)
+    text = "; ".join(
+        f"{layer} rank at the end {np.median(without):.3g} without it, {np.median(own):.3g} with it"
+        for layer, (without, own) in pairs.items()
+    )
+    return Measured(text, every(int(right.sum()), len(right)))
 
 
 def _memorised(run: Run) -> bool:

@@ -48,15 +48,15 @@ class Config:
     heads: int
     """Heads of the alternative attention."""
     tolerance: float
-    max_time: float
-    """Seconds for the last convex solve; a quarter of them for each beta of the grid."""
+    iterations: int
+    """Of the last convex solve, at most; a quarter of them for each beta of the grid."""
 
     @classmethod
     def of(cls, quick: bool) -> Config:
         """Return the settings of a quick run, for a CPU, or of a full one, for a GPU."""
         if quick:
-            return cls((0.3, 0.1, 0.03), (0.003,), (0.003, 0.01, 0.03), 100, 400, 3, 64, 1e-3, 10.0)
-        return cls((0.03, 0.015, 0.0075), (0.001,), (0.0001, 0.0003, 0.001, 0.003), 200, 1000, 3, 512, 5e-3, 30.0)
+            return cls((0.3, 0.1, 0.03), (0.003,), (0.003, 0.01, 0.03), 100, 400, 3, 64, 1e-3, 1000)
+        return cls((0.03, 0.015, 0.0075), (0.001,), (0.0001, 0.0003, 0.001, 0.003), 200, 1000, 3, 512, 5e-3, 1000)
 
 
 @final
@@ -177,13 +177,13 @@ class Students:
             curve.append((record.seconds - watching, record.primal, _test_loss(outputs, self.lesson.test)))
             watching += time.perf_counter() - start
 
-        tolerance, max_time = self.config.tolerance, self.config.max_time
+        tolerance, iterations = self.config.tolerance, self.config.iterations
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", ConvergenceWarning)  # the gap that was reached is in the tables
             if final:
-                solution = solve(problem, tolerance, max_time=max_time, callback=watch)
+                solution = solve(problem, tolerance, max_iter=iterations, callback=watch)
             else:
-                solution = solve(problem, GRID_TOLERANCE, max_time=max_time / 4, warm_start=self._last)
+                solution = solve(problem, GRID_TOLERANCE, max_iter=iterations // 4, warm_start=self._last)
         self._last, proof = solution.weights, solution.certificate
         scores = {
             f"{name}_r2": part.r_squared(solution.predict(part.X, part.mask))
