@@ -88,8 +88,7 @@ def bound(M: LinearMap) -> Polar:
 
 def estimate(M: LinearMap) -> Polar:
     """Estimate the largest singular value quickly, from below: good for steering, never for a certificate."""
-    B, p, q = M.shape
-    if min(p, q) <= SMALL_SIDE and B * p * q <= FORMED:
+    if may_form(M):
         if not bool(M.dense().isfinite().all()):
             return Polar(math.inf, PolarKind.LOWER)
         if not _by_eigenvectors(M):
@@ -131,9 +130,9 @@ def top_pairs(M: LinearMap, k: int, start: Tensor | None = None, sweeps: int = 6
 
 
 def may_form(M: LinearMap) -> bool:
-    """Tell whether all blocks are small enough to be formed and decomposed."""
+    """Tell whether all blocks are small enough to be formed and decomposed, and cheap enough for an estimate."""
     B, p, q = M.shape
-    return min(p, q) <= SMALL_SIDE and B * p * q <= FORMED
+    return min(p, q) <= SMALL_SIDE and B * p * q <= FORMED and M.forming_work <= MUCH_WORK
 
 
 def pairs_of(M: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:

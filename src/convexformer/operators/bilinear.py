@@ -16,6 +16,7 @@ from convexformer.operators.kernel import RepresenterDual, StackedDual
 from convexformer.operators.lowrank import LowRank
 from convexformer.operators.moments import Moments, Turns
 from convexformer.operators.relu import ReLUDual
+from convexformer.operators.row_space import RowSpaceOperator
 from convexformer.rows import LOCAL, Rows
 
 NORM_PROBES = 8  # random vectors that estimate a Frobenius norm
@@ -49,6 +50,21 @@ class BilinearOperator(Operator):
     def dense_pays(self, m: int) -> bool:
         """Tell whether ``m`` terms cost more one by one than through dense matrices; never where those are large."""
         return False
+
+    def row_features(self, U: Tensor, b: int) -> Tensor | None:
+        """``(N, m, l)`` with ``(A Z)_i = sum_j phi_ij^T V_j`` for ``Z_b = U^T V``, ``V_j`` read as ``(l, c)``; None where
+        that does not depend on ``U`` alone.
+        """
+        return None
+
+    @property
+    def has_row_features(self) -> bool:
+        """Whether :meth:`row_features` has an answer."""
+        return False
+
+    def on_row_features(self, features: Tensor) -> Operator:
+        """Return the map from ``V`` to outputs where ``U`` is fixed, from features ``(N, B, m, l)`` of all blocks."""
+        return RowSpaceOperator(features, self.output_shape[1])
 
     @property
     def one_product(self) -> bool:

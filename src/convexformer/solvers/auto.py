@@ -15,6 +15,7 @@ from convexformer.solvers.column_generation import ColumnGeneration
 from convexformer.solvers.cost import EXACT_BLOCKS, explain_prediction, kind, predicted_seconds
 from convexformer.solvers.fista import Fista
 from convexformer.solvers.frank_wolfe import FrankWolfe
+from convexformer.solvers.row_space import RowSpace
 from convexformer.solvers.staircase import Staircase
 from convexformer.solvers.turn import Turn
 from convexformer.solvers.working_set import WorkingSet
@@ -24,6 +25,7 @@ SOLVERS: dict[str, Solver] = {
     for solver in (
         Fista(),
         Staircase(),
+        RowSpace(),
         WorkingSet(),
         BlockNewton(),
         ByPosition(lambda part: SOLVERS[select(part)]),
