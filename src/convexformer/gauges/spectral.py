@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from convexformer.gauges.base import LinearMap, Polar, PolarKind
+from convexformer.gauges.deflation import deflated
 from convexformer.gauges.krylov import Krylov, random_rows
 from convexformer.gauges.proof import proven, verified
 
@@ -26,8 +27,10 @@ VERIFYING_COST = 36
 """Products with one vector that a block must cost more than: verifying takes half as many, in float64."""
 FAILURE = 1e-6  # probability that a probabilistic bound is wrong
 PROOF_WIDTH, PROOF_STEPS = 8, 250  # the Krylov space of a probabilistic bound
-WIDTHS = {"one": 16, "formed": 8, "gated": 4}
+WIDTHS = {"one": 16, "formed": 8, "gated": 8}
 """Vectors in a block of an estimate: of a single matrix, of matrices that are formed, and of many that are not."""
+SKETCH = 8
+"""Cheap random combinations of rows for each vector that an estimate begins with."""
 FORMED_COST = {"cpu": 32, "cuda": 128}
 """Products with one vector up to whose cost a block is formed for an estimate; a GPU forms with TF32 products."""
 CONTENDERS = 0.98
@@ -75,6 +78,8 @@ def bound(M: LinearMap) -> Polar:
         return Polar(largest(M.dense()))
     if side <= CHOLESKY_SIDE and M.formable:
         much = M.forming_work > MUCH_WORK and M.block_cost > VERIFYING_COST
+        if much and (found := _deflated(M)) is not None:
+            return Polar(found, PolarKind.PROBABILISTIC, confidence=1 - FAILURE)
         if much and (found := verified(M, FAILURE)) is not None:
             return Polar(found, PolarKind.PROBABILISTIC, confidence=1 - FAILURE)
         if side <= SMALL_SIDE:
@@ -163,7 +168,10 @@ def _survey(M: LinearMap) -> float:
     block of vectors, only those go on whose value rises and may still exceed the largest. Where all this is much work
     it is done in float32, and the values are those of the vectors found, in the precision of ``M``.
     """
+    if (top := M.recall()) is not None:
+        return top
     if M.forming_work > MUCH_WORK and (top := _corrected(M, *_surveyed(M.rough()))) is not None:
+        M.remember(top)
         return top
     values, found = _surveyed(M)
     if not found:
@@ -222,11 +230,23 @@ def _space(M: LinearMap, b: int, width: int, block: Tensor | None = None) -> Kry
     start = random_rows(width, n, M.like, seed=b)
     if (known := M.leading.get(b)) is not None:
         start = torch.cat([known.to(start)[: width - 1], start])[:width]
+    elif block is None and q <= p and (rows := M.sketch(b, SKETCH * width)) is not None:
+        start = _leading_rows(rows, start)
     if block is None:
         there, back = (lambda V: M.matvec(V, b)), (lambda U: M.rmatvec(U, b))
     else:
         there, back = (lambda V: V @ block.T), (lambda U: U @ block)
     return Krylov(there, back, start) if q <= p else Krylov(back, there, start)
+
+
+def _leading_rows(rows: Tensor, otherwise: Tensor) -> Tensor:
+    """The top right singular vectors of a sketch, as many as there are rows in ``otherwise``, which serves after an overflow."""
+    unit = unit_of(rows)
+    if not bool(unit.isfinite()):
+        return otherwise
+    rows = (rows / unit).double()
+    turn = torch.linalg.eigh(rows @ rows.T)[1].flip(1)[:, : len(otherwise)]
+    return (turn.T @ rows).to(otherwise)
 
 
 def _settle(
@@ -252,8 +272,9 @@ def _settle(
 def _triples(M: LinearMap, b: int, space: Krylov, k: int) -> Triples:
     """Return the top ``k`` triples of a block and keep their short sides for the next survey."""
     _, p, q = M.shape
-    sigma, near, far = space.ritz(k)
+    sigma, near, far = space.ritz(max(k, WIDTHS["one"]))
     M.leading[b] = near[: WIDTHS["one"]]
+    sigma, near, far = sigma[:k], near[:k], far[:k]
     block = torch.full((len(sigma),), b, dtype=torch.int64, device=sigma.device)
     return (sigma, far, near, block) if q <= p else (sigma, near, far, block)
 
@@ -290,6 +311,22 @@ def _subspace(M: LinearMap, b: int, k: int, start: Tensor | None, sweeps: int) -
         V = torch.linalg.qr(M.rmatvec(U, b).T)[0].T
     L, sigma, Rh = torch.linalg.svd(M.matvec(V, b).T, full_matrices=False)
     return L.T[:k], sigma[:k], (Rh @ V)[:k]
+
+
+def _deflated(M: LinearMap) -> float | None:
+    """Bound by what the last survey has found, or else a new one, in float64; None where that is not tight.
+
+    On a CPU: a GPU forms blocks with TF32 products, at a small part of the cost of float64 ones.
+    """
+    if M.like.is_cuda:
+        return None
+    rough = M.rough()
+    if all(b in rough.leading for b in range(M.shape[0])):
+        if (found := deflated(M, rough.leading, FAILURE)) is not None:
+            return found
+    if not _surveyed(rough)[1]:
+        return None
+    return deflated(M, rough.leading, FAILURE)
 
 
 def _probable(M: LinearMap, b: int, n_blocks: int) -> float:

@@ -34,6 +34,8 @@ class BilinearOperator(Operator):
     _dense_adjoint: tuple[Tensor, Tensor] | None = None
     _leading: dict[int, Tensor] | None = None
     _rough: BilinearOperator | None = None
+    last_estimate: tuple[Tensor, float, float, tuple[Tensor, Tensor, Tensor, Tensor]] | None = None
+    """Of the polar of ``scale A^T D``: ``D``, the scale, the value and its triples."""
 
     @abstractmethod
     def apply_factors(self, Z: LowRank) -> Tensor:
@@ -54,6 +56,12 @@ class BilinearOperator(Operator):
     def row_features(self, U: Tensor, b: int) -> Tensor | None:
         """``(N, m, l)`` with ``(A Z)_i = sum_j phi_ij^T V_j`` for ``Z_b = U^T V``, ``V_j`` read as ``(l, c)``; None where
         that does not depend on ``U`` alone.
+        """
+        return None
+
+    def sketch(self, D: Tensor, b: int, left: Tensor, right: Tensor) -> Tensor | None:
+        """``M_b^T U_j`` for rows ``U_j`` that factor into ``left: (k, p_1)`` and ``right: (k, p_2)``, ``p = p_1 p_2``; None
+        where that is no cheaper than :meth:`rmatvec`. A start for estimates.
         """
         return None
 
@@ -210,6 +218,17 @@ class ImplicitMatrix:
         self._begin_product()
         return self.scale * self.rows.total(self.operator.rmatvec(self.D, U, b))
 
+    def sketch(self, b: int, count: int) -> Tensor | None:
+        """``(count, q)`` random combinations of the rows of ``M_b``, where there are cheap ones."""
+        side = math.isqrt(self.shape[1])
+        if side * side != self.shape[1]:
+            return None
+        generator = torch.Generator().manual_seed(b)
+        left, right = (torch.randn((count, side), generator=generator, dtype=torch.float64).to(self.like) for _ in "ab")
+        self._begin_product()
+        found = self.operator.sketch(self.D, b, left, right)
+        return None if found is None else self.scale * self.rows.total(found)
+
     def block(self, b: int) -> Tensor:
         """``M_b`` as one tensor ``(p, q)``, formed anew unless all of ``M`` is at hand."""
         if self._dense is not None:
@@ -258,6 +277,19 @@ class ImplicitMatrix:
     def leading(self) -> dict[int, Tensor]:
         """Vectors on the short side of each block to start an estimate from."""
         return self.operator.leading
+
+    def recall(self) -> float | None:
+        """Return what the last estimate for the same matrix came to, and take over its triples; None for another one."""
+        last = self.operator.last_estimate
+        if last is None or not (last[1] == self.scale and last[0].shape == self.D.shape and torch.equal(last[0], self.D)):
+            return None
+        self.pairs = last[3]
+        return last[2]
+
+    def remember(self, value: float) -> None:
+        """Keep an estimate with its triples: a largest beta and the first gap check of a solve ask for the same one."""
+        assert self.pairs is not None
+        self.operator.last_estimate = (self.D, self.scale, value, self.pairs)
 
     def gram_spectrum(self) -> tuple[Tensor, Tensor]:
         """Singular values ``(B, n)``, rising, and vectors ``(B, n, n)`` of the short side, by Gram matrices, found once."""
