@@ -93,6 +93,13 @@ class LinearMap(Protocol):
     def sketch(self, b: int, count: int) -> Tensor | None:
         """``(count, q)`` random combinations of the rows of ``M_b``, where there are cheap ones."""
 
+    @property
+    def surveyed(self) -> bool:
+        """Whether :attr:`leading` belongs to about this matrix, up to its scale."""
+
+    def note_leading(self) -> None:
+        """Say that :attr:`leading` belongs to this matrix."""
+
     def recall(self) -> float | None:
         """Return what the last estimate for the same matrix came to, and take over its triples; None for another one."""
 

@@ -7,8 +7,8 @@ With orthonormal rows ``Q`` near the top right singular vectors of a block ``M``
 so that ``|M|^2`` is at most the largest eigenvalue of the same matrix with ``e^2 I`` in place of ``E^T E``, for any
 ``e >= |E|``. Once ``C`` is small next to the distance of ``e`` from the top, that is ``|W|^2`` to second order in ``C``: a
 bound of ``|E|`` that is a few times too large does no harm. It comes from random vectors: for a Gaussian ``w``,
-``|... E E^T E w| >= |E|^p |v^T w|`` with ``p`` factors and ``v`` the top right singular vector of ``E``, and ``|v^T w| <= t``
-has probability at most ``t sqrt(2 / pi)`` (compare Halko, Martinsson and Tropp 2011, lemma 4.1, for ``p = 1``). With k
+``|... E E^T E w| >= |E|^p |v^T w|`` with ``p`` factors and ``v`` the top right singular vector of ``E``; ``|v^T w| <= t`` has
+probability at most ``t sqrt(2 / pi)`` (compare Halko, Martinsson and Tropp 2011, lemma 4.1, for ``p = 1``). With k
 vectors ``|E| <= (max |... E w| / t)^(1/p)`` fails with the k-th power of that. Each further factor brings the norm that is
 bounded nearer to the spectral norm, and takes a root of ``1 / t``.
 """
@@ -25,10 +25,10 @@ from convexformer.gauges.base import LinearMap
 from convexformer.gauges.krylov import gram_orthonormal, random_rows
 from convexformer.gauges.proof import PROBE_ROUNDING
 
-RANK = 8
-"""Directions that are taken away at first."""
-PROBES, FACTORS = 8, 4
-"""Random vectors, and the most products in a row that bound what is left."""
+RANK = 16
+"""Directions that are taken away at first, and added at a time."""
+PROBES, FACTORS = 4, 8
+"""Random vectors, and the most products in a row that bound what is left: few vectors and many products are fewer in all."""
 PROBE_SEED = 77_003
 """Of these vectors alone: surveys, which find what is taken away, begin with others."""
 NEAR = 0.95
@@ -90,7 +90,10 @@ class _Block:
         return math.sqrt(max(0.0, float(torch.linalg.eigvalsh(self.W @ self.W.T)[-1])))
 
     def bound(self, top: float, probes: Tensor, failure: float) -> float | None:
-        """Bound the block over its unit, loosely where that is at most ``top``, which another one reaches; None where neither is done."""
+        """Bound the block over its unit, loosely where that is at most ``top``, which another one reaches.
+
+        None where the bound is neither that low nor tight.
+        """
         rest = None
         for _ in range(ROUNDS):
             seen = self.seen
@@ -99,7 +102,7 @@ class _Block:
                 return rest
             if rest is not None and math.hypot(seen, rest) <= top:
                 return top
-            self.K = torch.cat([self.K, self.back(self.W[len(self.K) :])])
+            self._couple()
             if rest is not None:
                 found = self._joint(rest, seen)
                 if found <= max(top, (1 + TIGHT) * seen):
@@ -108,9 +111,14 @@ class _Block:
                 break
         if rest is None:
             return None
-        self.K = torch.cat([self.K, self.back(self.W[len(self.K) :])])
+        self._couple()
         found = self._joint(rest, self.seen)
         return found if found <= max(top, (1 + LOOSE) * self.seen) else None
+
+    def _couple(self) -> None:
+        """Find ``M^T W`` of the directions that were taken away last."""
+        if len(self.W) > len(self.K):
+            self.K = torch.cat([self.K, self.back(self.W[len(self.K) :])])
 
     def _rest(self, top: float, probes: Tensor, failure: float) -> float | None:
         """Bound ``|E|``; None where that is not below ``top``."""
@@ -127,6 +135,8 @@ class _Block:
             if longest == 0.0:
                 return rounding
             if not math.isfinite(longest):
+                return None
+            if factor > 1 and longest >= NEAR * top:  # |E u| <= |E| |u|, and the longest u has length one
                 return None
             size += math.log(longest)
             u = u / longest

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from convexformer.gauges.base import LinearMap, Polar, PolarKind
-from convexformer.gauges.deflation import deflated
+from convexformer.gauges.deflation import RANK, deflated
 from convexformer.gauges.krylov import Krylov, random_rows
 from convexformer.gauges.proof import proven, verified
 
@@ -200,6 +200,7 @@ def _surveyed(M: LinearMap) -> tuple[list[float], list[Triples]]:
         if max(values) == math.inf:
             return values, []
         found = [_triples(M, b, space, len(space.basis) if B == 1 else width) for b, space in spaces.items()]
+    M.note_leading()
     return values, found
 
 
@@ -240,7 +241,7 @@ def _space(M: LinearMap, b: int, width: int, block: Tensor | None = None) -> Kry
 
 
 def _leading_rows(rows: Tensor, otherwise: Tensor) -> Tensor:
-    """The top right singular vectors of a sketch, as many as there are rows in ``otherwise``, which serves after an overflow."""
+    """The top right singular vectors of a sketch, as many as ``otherwise`` has rows, which serve after an overflow."""
     unit = unit_of(rows)
     if not bool(unit.isfinite()):
         return otherwise
@@ -318,15 +319,23 @@ def _deflated(M: LinearMap) -> float | None:
 
     On a CPU: a GPU forms blocks with TF32 products, at a small part of the cost of float64 ones.
     """
-    if M.like.is_cuda:
+    if M.like.is_cuda or M.like.dtype != torch.float64:
         return None
     rough = M.rough()
-    if all(b in rough.leading for b in range(M.shape[0])):
-        if (found := deflated(M, rough.leading, FAILURE)) is not None:
-            return found
-    if not _surveyed(rough)[1]:
+    known = rough.surveyed and all(b in rough.leading for b in range(M.shape[0]))
+    if not known and not _surveyed(rough)[1]:
         return None
-    return deflated(M, rough.leading, FAILURE)
+    return deflated(M, {b: _starts(rough, b) for b in range(M.shape[0])}, FAILURE)
+
+
+def _starts(M: LinearMap, b: int) -> Tensor:
+    """The leading vectors of a block, and those of a sketch beside them: estimates look at the top alone."""
+    _, p, q = M.shape
+    known = M.leading[b][: RANK // 2]
+    if q > p or (rows := M.sketch(b, SKETCH * RANK)) is None:
+        return M.leading[b][:RANK]
+    rows = rows - (rows @ known.T) @ known
+    return torch.cat([known, _leading_rows(rows, known.new_zeros((RANK - len(known), q)))])
 
 
 def _probable(M: LinearMap, b: int, n_blocks: int) -> float:

@@ -21,6 +21,7 @@ from convexformer.rows import LOCAL, Rows
 
 NORM_PROBES = 8  # random vectors that estimate a Frobenius norm
 GATHERED = 1 << 20  # blocks are gathered for one batched product if they have at most this many entries
+SAME, SIMILAR = 1e-12, 1e-2  # dual points that differ by this share share an estimate, or where one begins
 DENSE_WEIGHTS = 1 << 24  # Z is formed inside an iteration if it has at most this many entries
 
 
@@ -34,6 +35,8 @@ class BilinearOperator(Operator):
     _dense_adjoint: tuple[Tensor, Tensor] | None = None
     _leading: dict[int, Tensor] | None = None
     _rough: BilinearOperator | None = None
+    leading_of: Tensor | None = None
+    """The ``D`` that :attr:`leading` was found for."""
     last_estimate: tuple[Tensor, float, float, tuple[Tensor, Tensor, Tensor, Tensor]] | None = None
     """Of the polar of ``scale A^T D``: ``D``, the scale, the value and its triples."""
 
@@ -281,7 +284,7 @@ class ImplicitMatrix:
     def recall(self) -> float | None:
         """Return what the last estimate for the same matrix came to, and take over its triples; None for another one."""
         last = self.operator.last_estimate
-        if last is None or not (last[1] == self.scale and last[0].shape == self.D.shape and torch.equal(last[0], self.D)):
+        if last is None or last[1] != self.scale or not _close(last[0], self.D, SAME):
             return None
         self.pairs = last[3]
         return last[2]
@@ -290,6 +293,16 @@ class ImplicitMatrix:
         """Keep an estimate with its triples: a largest beta and the first gap check of a solve ask for the same one."""
         assert self.pairs is not None
         self.operator.last_estimate = (self.D, self.scale, value, self.pairs)
+
+    @property
+    def surveyed(self) -> bool:
+        """Whether :attr:`leading` belongs to about this matrix, up to its scale."""
+        last = self.operator.leading_of
+        return last is not None and _close(last / last.abs().amax(), self.D / self.D.abs().amax(), SIMILAR)
+
+    def note_leading(self) -> None:
+        """Say that :attr:`leading` belongs to this matrix."""
+        self.operator.leading_of = self.D
 
     def gram_spectrum(self) -> tuple[Tensor, Tensor]:
         """Singular values ``(B, n)``, rising, and vectors ``(B, n, n)`` of the short side, by Gram matrices, found once."""
@@ -395,6 +408,11 @@ class FactoredView(BilinearOperator):
 
     def _matrix(self, D: Tensor) -> Tensor:
         return self.dense_adjoint(D).reshape(-1, *self.weight_shape[-2:])
+
+
+def _close(a: Tensor, b: Tensor, tolerance: float) -> bool:
+    """Tell whether two tensors differ by little, next to the larger entries."""
+    return a.shape == b.shape and bool((a - b.to(a)).norm() <= tolerance * b.norm())
 
 
 def block_products(M: Tensor, Z: LowRank) -> tuple[Tensor, Tensor]:

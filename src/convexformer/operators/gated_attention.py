@@ -99,7 +99,7 @@ class GatedSelfAttentionOperator(GatedMatrixOperator):
         return out.view(self.d, m, self.d).transpose(0, 1).reshape(m, -1)
 
     def sketch(self, D: Tensor, b: int, left: Tensor, right: Tensor) -> Tensor | None:
-        """For ``W1_j = right_j left_j^T`` a token costs ``2 d``, not ``d^2``: ``sum_t (e_t . right_j) (left_j . x_t) x_t``."""
+        """For ``W1_j = right_j left_j^T`` a token costs ``2 d`` operations: ``sum_t (e_t . right_j) (left_j . x_t) x_t``."""
         if not self.pooled:
             return None
         k = len(left)

@@ -219,7 +219,8 @@ class Monitor:
     def check(self, Z: Operand, at: Evaluation, dual: DualPoint | None = None) -> DualPoint:
         """Check the gap of the point ``Z`` now; return the dual point, for the solver to steer by.
 
-        ``dual`` is given where the solver has looked along the dual matrix itself. When the time is up :class:`TimeUp` ends the solver, and the point may be the one that is certified.
+        ``dual`` is given where the solver has looked along the dual matrix itself. When the time is up :class:`TimeUp`
+        ends the solver, and the point may be the one that is certified.
         """
         if self._held is None or self._held.Z is not Z:
             self.hold(Z, at.outputs if at.intercept is None else at.outputs - at.intercept, at.intercept)

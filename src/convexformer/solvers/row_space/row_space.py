@@ -67,7 +67,9 @@ class _Rounds:
         self.operator, self.n_blocks = objective.operator, objective.operator.n_blocks
         self.spaces: Spaces
         self.Y: list[Tensor]
+        self.active: list[int]
         self.intercept: Tensor | None = None
+        self.aim, self.silent = options.first_gap, 0
 
     def run(self, start: Weights) -> None:
         """Check, solve the small program, look along its dual matrix, and again."""
@@ -78,42 +80,53 @@ class _Rounds:
         gap = self.options.first_gap / self.options.inner
         for _ in self.monitor:
             try:
+                self.aim = min(self.aim, max(self.options.inner * gap, self.options.floor * self.monitor.tolerance))
                 gap = self._round(gap)
             except TimeUp:
                 self.monitor.hold(self._weights(), None, self.intercept, -math.inf)
                 raise
-            if not gap <= self.options.ready * self.monitor.tolerance:
-                continue
-            Z = self._weights()
-            dual = self._exact_check(Z)
-            gap = self.monitor.history[-1].relative_gap
-            if not self.monitor.done:
-                self._take_in(dual, self.options.first)
+            if gap <= self.options.ready * self.monitor.tolerance and not self.monitor.done:
+                dual = self._exact_check(self._weights())  # the certificate has found more: a survey says where
+                gap = self.monitor.history[-1].relative_gap
+                if not self.monitor.done:
+                    self._take_in(dual, self.options.first)
 
     # ------------------------------------------------------------------ rounds
 
     def _round(self, gap: float) -> float:
         """Solve the small program and grow the spaces; return the gap, as far as the directions tried tell."""
-        options, tolerance = self.options, self.monitor.tolerance
-        own = self.spaces.objective
+        options, own = self.options, self.spaces.objective
         if gap <= options.single_gap and own.like.dtype != self.objective.like.dtype:
             self._widen()
             own = self.spaces.objective
-        aim = min(options.first_gap, max(options.inner * gap, options.floor * tolerance))
-        at, primal, late = self._solve_small(own, aim)
+        at, primal, late = self._solve_small(own, self.aim)
         if late:
             raise TimeUp
         polar = self._grow(own, at.V)
         limit = own.beta / polar if polar > 0 else math.inf
         value, scale = dual_value(own, at, limit)
         gap = (primal - value) / max(abs(primal), 1e-300)
-        if gap > options.ready * tolerance:  # else it is looked at exactly
-            dual = DualPoint(value, scale, Polar(polar, PolarKind.LOWER), own.dual_matrix(at.V))
-            self.monitor.check(self._weights(), at, dual)
+        self.silent += 1
+        if options.ready * self.monitor.tolerance < gap <= self.monitor.tolerance and self.silent <= options.silent:
+            return gap  # a check would ask for a certificate too early
+        self.silent = 0
+        dual = DualPoint(value, scale, Polar(polar, PolarKind.LOWER), own.dual_matrix(at.V))
+        self.monitor.check(self._weights(), at, dual)
         return gap
 
     def _solve_small(self, own: Objective, aim: float) -> tuple[Evaluation, float, bool]:
-        """The program on the blocks that matter, from the weights of the last round."""
+        """The program on the blocks that matter, from the weights of the last round; others join when they begin to."""
+        while True:
+            at, primal, late = self._solve_blocks(own, aim)
+            idle = [b for b in range(self.n_blocks) if b not in self.active and len(self.Y[b])]
+            limit = own.beta * (1 + aim) / self._scale()
+            missing = [b for b in idle if _largest_value(self.spaces.images(at.V, b)) > limit]
+            if late or not missing:
+                return at, primal, late
+            self.active = sorted([*self.active, *missing])
+
+    def _solve_blocks(self, own: Objective, aim: float) -> tuple[Evaluation, float, bool]:
+        """The program on the active blocks."""
         blocks = self.active
         features = self.spaces.stacked(blocks)
         operator = self.operator.on_row_features(features)
@@ -139,26 +152,28 @@ class _Rounds:
         for b, image in enumerate(known):
             _, sigma, Rh = torch.linalg.svd(image, full_matrices=False)
             top = float(sigma[0]) * scale if len(sigma) else 0.0
-            rank = self._keep_rows(b, image)
+            rank, image = self._keep_rows(b, image)
             if rank or top > options.distant * beta:
                 count = min(rank + options.extra, len(Rh))
                 new = spaces.extend(b, M.matvec(Rh[:count].contiguous(), b), options.negligible * beta / scale)
                 self.Y[b] = torch.cat([self.Y[b], self.Y[b].new_zeros((new.shape[1], spaces.q))])
                 if new.shape[1]:
-                    both = torch.cat([image, spaces.images(V, b, new)])
-                    top = scale * float(torch.linalg.eigvalsh(both @ both.T)[-1].clamp_min(0).sqrt())
-                self.operator.rough.leading[b] = Rh[:count].to(self.operator.rough.like)
+                    image = torch.cat([image, spaces.images(V, b, new)])
+                    top = scale * _largest_value(image)
+            if len(image):  # where estimates and the certificate begin
+                self.operator.rough.leading[b] = _right_vectors(image, options.starts).to(self.operator.rough.like)
             seen = max(seen, top)
             if rank or top > options.idle * beta:
                 self.active.append(b)
         self.active = self.active or [0]
+        M.rough().note_leading()
         return seen
 
-    def _keep_rows(self, b: int, image: Tensor) -> int:
-        """Keep the rows that carry weights and those along which the dual matrix is largest; return the rank."""
+    def _keep_rows(self, b: int, image: Tensor) -> tuple[int, Tensor]:
+        """Keep the rows that carry weights and those along which ``M`` is largest; return the rank and the image."""
         Y, n = self.Y[b], len(self.Y[b])
         if n == 0:
-            return 0
+            return 0, image
         L, sigma, _ = torch.linalg.svd(Y, full_matrices=False)
         rank = int((sigma > self.options.rank * max(self._largest, float(sigma[0]))).sum()) if self._largest else 0
         most = rank + max(rank, self.options.kept)
@@ -168,8 +183,8 @@ class _Rounds:
             other = torch.linalg.eigh(rest @ rest.T)[1].flip(1)[:, : most - rank]
             R = torch.linalg.qr(torch.cat([own, other], 1))[0].T.contiguous()
             self.spaces.turn(b, R)
-            self.Y[b] = R @ Y
-        return rank
+            self.Y[b], image = R @ Y, R @ image
+        return rank, image
 
     @property
     def _largest(self) -> float:
@@ -231,3 +246,16 @@ class _Rounds:
         """Check a point in the objective's own precision, with a survey of all blocks."""
         outputs = self.objective.apply(Z)
         return self.monitor.check(Z, self.objective.evaluate(outputs, self.intercept))
+
+
+def _largest_value(image: Tensor) -> float:
+    """The largest singular value of few long rows."""
+    return float(torch.linalg.eigvalsh(image.double() @ image.double().T)[-1].clamp_min(0).sqrt())
+
+
+def _right_vectors(image: Tensor, count: int) -> Tensor:
+    """The top right singular vectors of few long rows."""
+    rows = image.double()
+    squares, turn = torch.linalg.eigh(rows @ rows.T)
+    keep = squares > 1e-12 * squares[-1].clamp_min(torch.finfo(squares.dtype).tiny)
+    return ((turn[:, keep].T @ rows) / squares[keep].sqrt()[:, None]).flip(0)[:count]

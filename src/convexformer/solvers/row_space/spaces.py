@@ -26,13 +26,13 @@ class Spaces:
         self.features = [like.new_zeros((A.output_shape[0], 0, self.width)) for _ in range(n_blocks)]
 
     def extend(self, b: int, X: Tensor, least: float) -> Tensor:
-        """Add what rows ``X`` have beyond the space of a block, as far as it is longer than ``least``; return its features."""
+        """Add what rows ``X`` have beyond the space of a block, where it is longer than ``least``; return its features."""
         P = self.rows[b]
         new = X.to(P)
         for _ in range(2):
             new = new - (new @ P.T) @ P
         # rows of the rest along its principal axes: those that are short are rounding, or nothing new
-        squares, turn = torch.linalg.eigh((new.double() @ new.double().T))
+        squares, turn = torch.linalg.eigh(new.double() @ new.double().T)
         keep = squares.clamp_min(0).sqrt() > least
         new = (turn[:, keep].T / squares[keep].sqrt()[:, None]).to(new) @ new
         new = new - (new @ P.T) @ P
