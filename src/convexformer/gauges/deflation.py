@@ -7,8 +7,8 @@ With orthonormal rows ``Q`` near the top right singular vectors of a block ``M``
 so that ``|M|^2`` is at most the largest eigenvalue of the same matrix with ``e^2 I`` in place of ``E^T E``, for any
 ``e >= |E|``. Once ``C`` is small next to the distance of ``e`` from the top, that is ``|W|^2`` to second order in ``C``: a
 bound of ``|E|`` that is a few times too large does no harm. It comes from random vectors: for a Gaussian ``w``,
-``|... E E^T E w| >= |E|^p |v^T w|`` with ``p`` factors and ``v`` the top right singular vector of ``E``; ``|v^T w| <= t`` has
-probability at most ``t sqrt(2 / pi)`` (compare Halko, Martinsson and Tropp 2011, lemma 4.1, for ``p = 1``). With k
+``|... E E^T E w| >= |E|^p |v^T w|`` with ``p`` factors and ``v`` the top right singular vector of ``E``; ``|v^T w| <= t``
+has probability at most ``t sqrt(2 / pi)`` (compare Halko, Martinsson and Tropp 2011, lemma 4.1, for ``p = 1``). With k
 vectors ``|E| <= (max |... E w| / t)^(1/p)`` fails with the k-th power of that. Each further factor brings the norm that is
 bounded nearer to the spectral norm, and takes a root of ``1 / t``.
 """
