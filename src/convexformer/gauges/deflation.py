@@ -59,7 +59,7 @@ def deflated(M: LinearMap, starts: dict[int, Tensor], failure: float) -> float |
     top = 0.0
     for block in sorted(blocks, key=lambda block: -block.unit * block.seen):
         probes = random_rows(PROBES, side, M.like, PROBE_SEED)
-        if (found := block.bound(top / block.unit, probes, failure / B)) is None:
+        if (found := block.bound(top / block.unit, probes, failure / (B * ROUNDS))) is None:
             return None
         top = max(top, block.unit * found)
     return top
@@ -95,7 +95,7 @@ class _Block:
         None where the bound is neither that low nor tight.
         """
         rest = None
-        for _ in range(ROUNDS):
+        for _ in range(ROUNDS):  # what is left is another matrix in each, so that each may fail
             seen = self.seen
             rest = self._rest(max(top, seen), probes, failure) if rest is None else rest
             if rest is not None and seen == 0.0:

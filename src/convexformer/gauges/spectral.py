@@ -80,7 +80,7 @@ def bound(M: LinearMap) -> Polar:
         much = M.forming_work > MUCH_WORK and M.block_cost > VERIFYING_COST
         if much and (found := _deflated(M)) is not None:
             return Polar(found, PolarKind.PROBABILISTIC, confidence=1 - FAILURE)
-        if much and (found := verified(M, FAILURE)) is not None:
+        if much and (found := verified(M, 0.5 * FAILURE)) is not None:  # the other half is for what was tried before
             return Polar(found, PolarKind.PROBABILISTIC, confidence=1 - FAILURE)
         if side <= SMALL_SIDE:
             return Polar(max(largest(block) for block in M.blocks()))
@@ -325,7 +325,7 @@ def _deflated(M: LinearMap) -> float | None:
     known = rough.surveyed and all(b in rough.leading for b in range(M.shape[0]))
     if not known and not _surveyed(rough)[1]:
         return None
-    return deflated(M, {b: _starts(rough, b) for b in range(M.shape[0])}, FAILURE)
+    return deflated(M, {b: _starts(rough, b) for b in range(M.shape[0])}, 0.5 * FAILURE)
 
 
 def _starts(M: LinearMap, b: int) -> Tensor:

@@ -76,7 +76,12 @@ class _Rounds:
         Z = start.Z.balanced() if isinstance(start.Z, LowRank) else LowRank.of(start.dense())
         self.intercept = start.intercept
         dual = self._exact_check(Z)
+        if self.monitor.done:
+            return
         self._enter(Z, dual)
+        if not any(len(P) for P in self.spaces.rows):  # a dual matrix of zero: nothing to begin with
+            self.monitor.stall()
+            return
         gap = self.options.first_gap / self.options.inner
         for _ in self.monitor:
             try:
@@ -127,7 +132,7 @@ class _Rounds:
 
     def _solve_blocks(self, own: Objective, aim: float) -> tuple[Evaluation, float, bool]:
         """The program on the active blocks."""
-        blocks = self.active
+        blocks = [b for b in self.active if len(self.spaces.rows[b])] or self._largest_spaces()
         features = self.spaces.stacked(blocks)
         operator = self.operator.on_row_features(features)
         small = replace(own, operator=operator, derived=None)
@@ -185,6 +190,10 @@ class _Rounds:
             self.spaces.turn(b, R)
             self.Y[b], image = R @ Y, R @ image
         return rank, image
+
+    def _largest_spaces(self) -> list[int]:
+        """A block that has rows, where none of the active ones does."""
+        return [max(range(self.n_blocks), key=lambda b: len(self.spaces.rows[b]))]
 
     @property
     def _largest(self) -> float:
