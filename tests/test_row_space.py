@@ -121,6 +121,17 @@ def test_a_sketch_is_products_with_vectors_that_factor():
         torch.testing.assert_close(A.sketch(V, b, left, right), A.rmatvec(V, U, b))
 
 
+@pytest.mark.parametrize("head", [cf.heads.SelfAttention, cf.heads.MLPMixer])
+def test_the_small_program_is_the_whole_one_on_fixed_rows(head):
+    A = gated(head).operator
+    p, q = A.weight_shape[-2:]
+    P, Y = tensor(np.random.default_rng(0), 4, 3, p), tensor(np.random.default_rng(1), 4, 3, q)
+    small = A.on_row_features(torch.stack([A.row_features(rows, b) for b, rows in enumerate(P)], 1))
+    torch.testing.assert_close(small.apply(Y), A.apply(P.mT @ Y))
+    V = tensor(np.random.default_rng(2), *A.output_shape)
+    torch.testing.assert_close(small.adjoint(V), P @ A.adjoint(V))
+
+
 @pytest.mark.parametrize("intercept", [False, True])
 @pytest.mark.parametrize("head", [cf.heads.SelfAttention, cf.heads.MLPMixer])
 @pytest.mark.parametrize("sizes", [{}, {"s": 1}, {"N": 10, "gates": 9}])
