@@ -14,6 +14,7 @@ from convexformer.losses import CrossEntropy, Huber, Logistic, Loss, Squared, Sq
 from convexformer.networks import LinearNetwork
 from convexformer.networks.base import Network
 from convexformer.operators import DenseOperator, GatedOperator, KernelOperator, Operator
+from convexformer.operators.row_space import RowSpaceOperator
 
 Rng = np.random.Generator
 
@@ -77,6 +78,7 @@ def tensor(rng: Rng, *shape: int) -> torch.Tensor:
 
 OPERATORS: dict[str, Callable[[Rng, int, int, int, int], Operator]] = {
     "dense": lambda rng, R, s, d, c: DenseOperator(tensor(rng, R, d), (d,), c),
+    "row spaces": lambda rng, R, s, d, c: RowSpaceOperator(tensor(rng, R, s, 2, d), c),
     "dense, two axes": lambda rng, R, s, d, c: DenseOperator(tensor(rng, R, s * d), (s, d), c),
     "gated": lambda rng, R, s, d, c: GatedOperator(tensor(rng, R, d), tensor(rng, R, 4) >= 0, (d,), c),
     "gated, two axes": lambda rng, R, s, d, c: GatedOperator(tensor(rng, R, s * d), tensor(rng, R, 3) >= 0, (s, d), c),

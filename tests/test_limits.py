@@ -215,6 +215,7 @@ SERVING = {
     "fista": ("attention l2", "gated attention", "mlp", "gated fno", "linear", "sum"),
     "working_set": ("attention l2", "gated attention"),
     "staircase": ("attention l2", "self-attention", "gated self-attention", "mixer", "gated mixer", "mlp", "gated fno"),
+    "row_space": ("gated self-attention", "gated mixer"),
     "block_newton": ("linear", "learned sum"),
     "column_generation": ("relu mlp",),
     "auto": tuple(HEADS),

@@ -92,6 +92,22 @@ class LinearMap(Protocol):
     pairs: tuple[Tensor, Tensor, Tensor, Tensor] | None
     """Singular triples that an estimate found: values, ``U: (k, p)``, ``V: (k, q)``, blocks."""
 
+    def sketch(self, b: int, count: int) -> Tensor | None:
+        """``(count, q)`` random combinations of the rows of ``M_b``, where there are cheap ones."""
+
+    @property
+    def surveyed(self) -> bool:
+        """Whether :attr:`leading` belongs to about this matrix, up to its scale."""
+
+    def note_leading(self) -> None:
+        """Say that :attr:`leading` belongs to this matrix."""
+
+    def recall(self) -> float | None:
+        """Return what the last estimate for the same matrix came to, and take over its triples; None for another one."""
+
+    def remember(self, value: float) -> None:
+        """Keep an estimate, with its triples."""
+
     def gram_spectrum(self) -> tuple[Tensor, Tensor]:
         """Singular values ``(B, n)``, rising, and vectors ``(B, n, n)`` of the short side."""
 

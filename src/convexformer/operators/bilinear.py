@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import final
 
 import torch
 from torch import Tensor
 
 from convexformer.operators.base import Operator, TokenFeatures
-from convexformer.operators.budget import budget_on
+from convexformer.operators.implicit import ImplicitMatrix
 from convexformer.operators.kernel import RepresenterDual, StackedDual
 from convexformer.operators.lowrank import LowRank
 from convexformer.operators.moments import Moments, Turns
 from convexformer.operators.relu import ReLUDual
+from convexformer.operators.row_space import RowSpaceOperator
 from convexformer.rows import LOCAL, Rows
 
 NORM_PROBES = 8  # random vectors that estimate a Frobenius norm
@@ -33,6 +34,10 @@ class BilinearOperator(Operator):
     _dense_adjoint: tuple[Tensor, Tensor] | None = None
     _leading: dict[int, Tensor] | None = None
     _rough: BilinearOperator | None = None
+    leading_of: Tensor | None = None
+    """The ``D`` that :attr:`leading` was found for."""
+    last_estimate: tuple[Tensor, float, float, tuple[Tensor, Tensor, Tensor, Tensor]] | None = None
+    """Of the polar of ``scale A^T D``: ``D``, the scale, the value and its triples."""
 
     @abstractmethod
     def apply_factors(self, Z: LowRank) -> Tensor:
@@ -49,6 +54,27 @@ class BilinearOperator(Operator):
     def dense_pays(self, m: int) -> bool:
         """Tell whether ``m`` terms cost more one by one than through dense matrices; never where those are large."""
         return False
+
+    def row_features(self, U: Tensor, b: int) -> Tensor | None:
+        """``(N, m, l)`` with ``(A Z)_i = sum_j phi_ij^T V_j`` for ``Z_b = U^T V``, ``V_j`` read as ``(l, c)``; None where
+        that does not depend on ``U`` alone.
+        """
+        return None
+
+    def sketch(self, D: Tensor, b: int, left: Tensor, right: Tensor) -> Tensor | None:
+        """``M_b^T U_j`` for rows ``U_j`` that factor into ``left: (k, p_1)`` and ``right: (k, p_2)``, ``p = p_1 p_2``; None
+        where that is no cheaper than :meth:`rmatvec`. A start for estimates.
+        """
+        return None
+
+    @property
+    def has_row_features(self) -> bool:
+        """Whether :meth:`row_features` has an answer."""
+        return False
+
+    def on_row_features(self, features: Tensor) -> Operator:
+        """Return the map from ``V`` to outputs where ``U`` is fixed, from features ``(N, B, m, l)`` of all blocks."""
+        return RowSpaceOperator(features, self.output_shape[1])
 
     @property
     def one_product(self) -> bool:
@@ -153,121 +179,6 @@ class BilinearOperator(Operator):
     def dual_matrix(self, V: Tensor, rows: Rows = LOCAL) -> Tensor | ImplicitMatrix:
         """``-A^T V`` as a linear map; formed only when asked to."""
         return ImplicitMatrix(self, V, -1.0, rows)
-
-
-@final
-class ImplicitMatrix:
-    """``M = scale * A^T D``, block by block, through products with vectors, summed over all ``rows``."""
-
-    def __init__(self, operator: BilinearOperator, D: Tensor, scale: float = 1.0, rows: Rows = LOCAL) -> None:
-        self.operator = operator
-        self.D, self.scale, self.rows = D, scale, rows
-        self._dense: Tensor | None = None
-        self._spectrum: tuple[Tensor, Tensor] | None = None
-        self._rough: ImplicitMatrix | None = None
-        self.pairs: tuple[Tensor, Tensor, Tensor, Tensor] | None = None
-        self.guard: Callable[[], None] | None = None
-        """Called before every product; it raises where a solve's time is up."""
-
-    @property
-    def shape(self) -> tuple[int, int, int]:
-        """``(B, p, q)``."""
-        p, q = self.operator.weight_shape[-2:]
-        return self.operator.n_blocks, p, q
-
-    @property
-    def like(self) -> Tensor:
-        """A tensor of its device and dtype."""
-        return self.D
-
-    def __rmul__(self, scale: float) -> ImplicitMatrix:
-        """``scale * M``."""
-        return self._guarded(ImplicitMatrix(self.operator, self.D, scale * self.scale, self.rows))
-
-    def matvec(self, V: Tensor, b: int) -> Tensor:
-        """``M_b V_j``, rows ``(k, q) -> (k, p)``."""
-        self._begin_product()
-        return self.scale * self.rows.total(self.operator.matvec(self.D, V, b))
-
-    def rmatvec(self, U: Tensor, b: int) -> Tensor:
-        """``M_b^T U_j``, rows ``(k, p) -> (k, q)``."""
-        self._begin_product()
-        return self.scale * self.rows.total(self.operator.rmatvec(self.D, U, b))
-
-    def block(self, b: int) -> Tensor:
-        """``M_b`` as one tensor ``(p, q)``, formed anew unless all of ``M`` is at hand."""
-        if self._dense is not None:
-            return self._dense[b]
-        if self.shape[0] == 1:
-            return self.dense()[0]
-        self._begin_product()
-        return self.scale * self.rows.total(self.operator.adjoint_block(self.D, b))
-
-    def blocks(self) -> Iterator[Tensor]:
-        """All blocks, one after another."""
-        if self._dense is not None or self.shape[0] == 1:
-            yield from self.dense()
-            return
-        self._begin_product()
-        for block in self.operator.adjoint_blocks(self.D):
-            yield self.scale * self.rows.total(block)
-            self._begin_product()
-
-    def rough(self) -> ImplicitMatrix:
-        """About the same matrix in float32."""
-        if self._rough is None:
-            unit = self.D.abs().amax()
-            unit = torch.where((unit > 0) & unit.isfinite(), unit, 1.0)
-            D = (self.D / unit).to(torch.float32)
-            self._rough = self._guarded(ImplicitMatrix(self.operator.rough, D, self.scale * float(unit), self.rows))
-        return self._rough
-
-    @property
-    def forming_work(self) -> float:
-        """Multiplications that forming all blocks takes."""
-        return 0.0 if self._dense is not None else self.operator.forming_work
-
-    @property
-    def formable(self) -> bool:
-        """Whether one block in float64 fits the memory budget."""
-        _, p, q = self.shape
-        return 8 * p * q <= budget_on(self.D.device).formed
-
-    @property
-    def block_cost(self) -> float:
-        """What forming one block costs, in products with one vector."""
-        return 0.0 if self._dense is not None else self.operator.block_cost
-
-    @property
-    def leading(self) -> dict[int, Tensor]:
-        """Vectors on the short side of each block to start an estimate from."""
-        return self.operator.leading
-
-    def gram_spectrum(self) -> tuple[Tensor, Tensor]:
-        """Singular values ``(B, n)``, rising, and vectors ``(B, n, n)`` of the short side, by Gram matrices, found once."""
-        if self._spectrum is None:
-            M = self.dense()
-            unit = M.abs().amax()
-            unit = torch.where(unit > 0, unit, 1.0)  # squares neither overflow nor vanish
-            M = M / unit
-            squares, vectors = torch.linalg.eigh(M.mT @ M if M.shape[-2] >= M.shape[-1] else M @ M.mT)
-            self._spectrum = (unit * squares.clamp_min(0).sqrt(), vectors)
-        return self._spectrum
-
-    def dense(self) -> Tensor:
-        """``(B, p, q)``, formed once."""
-        if self._dense is None:
-            self._begin_product()
-            self._dense = self.scale * self.rows.total(self.operator.dense_adjoint(self.D)).reshape(self.shape)
-        return self._dense
-
-    def _begin_product(self) -> None:
-        if self.guard is not None:
-            self.guard()
-
-    def _guarded(self, other: ImplicitMatrix) -> ImplicitMatrix:
-        other.guard = self.guard
-        return other
 
 
 @final

@@ -98,6 +98,18 @@ class GatedSelfAttentionOperator(GatedMatrixOperator):
             out += long_product(X.flatten(0, 1), S.flatten(0, 1).flatten(1))
         return out.view(self.d, m, self.d).transpose(0, 1).reshape(m, -1)
 
+    def sketch(self, D: Tensor, b: int, left: Tensor, right: Tensor) -> Tensor | None:
+        """For ``W1_j = right_j left_j^T`` a token costs ``2 d`` operations: ``sum_t (e_t . right_j) (left_j . x_t) x_t``."""
+        if not self.pooled:
+            return None
+        k = len(left)
+        out = left.new_zeros((k * self.d, self.c))
+        for part in sample_chunks(self.N, self.s * (2 * k + 2 * self.d) + k * self.d, self.like):
+            X = self._tokens(part)
+            scores = (X @ left.T).mul_(self._gated_tokens(b, part) @ right.T)  # (n, t, k)
+            out.addmm_((scores.mT @ X).flatten(1).T, D[part])
+        return out.view(k, -1)
+
     def _backward(self, D: Tensor, U: Tensor, b: int, forward: Tensor | None) -> Tensor:
         """``W2``-gradients ``sum_i X^T (D . (X W1 X^T))^T R``."""
         m = len(U)

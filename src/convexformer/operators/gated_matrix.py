@@ -83,6 +83,15 @@ class GatedMatrixOperator(BilinearOperator):
         """``M_b^T U_j`` for rows ``U: (k, p)``."""
         return self._backward(D, U, b, self._forward(U, b) if self.pooled else None)
 
+    def row_features(self, U: Tensor, b: int) -> Tensor | None:
+        """The intermediate, where pooled."""
+        return self._forward(U, b) if self.pooled else None
+
+    @property
+    def has_row_features(self) -> bool:
+        """Pooled operators have them."""
+        return self.pooled
+
     def factor_gradients(self, D: Tensor, Z: LowRank) -> tuple[Tensor, Tensor]:
         """Gate by gate; the gradient in ``V`` uses what the outputs at the same ``U`` left behind."""
         forwarded = None if self.dense_pays(Z.n_terms) else self._forwarded.of(Z.U)

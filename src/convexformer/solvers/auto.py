@@ -15,6 +15,7 @@ from convexformer.solvers.column_generation import ColumnGeneration
 from convexformer.solvers.cost import EXACT_BLOCKS, explain_prediction, kind, predicted_seconds
 from convexformer.solvers.fista import Fista
 from convexformer.solvers.frank_wolfe import FrankWolfe
+from convexformer.solvers.row_space import RowSpace
 from convexformer.solvers.staircase import Staircase
 from convexformer.solvers.turn import Turn
 from convexformer.solvers.working_set import WorkingSet
@@ -24,6 +25,7 @@ SOLVERS: dict[str, Solver] = {
     for solver in (
         Fista(),
         Staircase(),
+        RowSpace(),
         WorkingSet(),
         BlockNewton(),
         ByPosition(lambda part: SOLVERS[select(part)]),
@@ -38,6 +40,7 @@ CPU     neurons               ReLU      always                           column_
 any     norms and ridges      features  no prox, or more weights of one  block_newton
                                         output than rows, and not tiny
 CPU     sums over slices      position  a part alone is not for fista    by_position
+CPU     nuclear norm          gated     pooled, weights > formed         row_space
 CPU     nuclear norm          bilinear  weights > few_weights            staircase
 any     no nuclear norm       any       rows x weights <= few_products   fista
 CPU     norms of columns      slices    loops can be compiled            working_set
@@ -77,6 +80,8 @@ class AutoOptions:
     few_products: int = 1 << 14
     """Rows times weights up to which FISTA is done before other solvers have set up their parts; it works in float64
     throughout, so that samples of weight two and samples given twice lead to the same digits. Not for nuclear norms."""
+    formed: int = 1 << 24
+    """Entries of a dense ``Z`` beyond which pooled gated heads work on row spaces; up to it Hessian products are dense."""
     short_side: int = 16
     """Short side of ``Z`` up to which singular-value thresholding on a GPU is cheaper (benchmarks/gpu_heads.py)."""
     dense_entries: int = 1 << 26
@@ -106,6 +111,8 @@ def select(objective: Objective, options: AutoOptions = AutoOptions()) -> str:
         on_factors = objective.operator.on_factors() is not None
         pays = objective.like.is_cuda and (on_factors or min(shape[-2:]) > options.short_side)
         pays |= math.prod(shape) > options.dense_entries
+    if "row_space" in serving and not objective.like.is_cuda and math.prod(shape) > options.formed:
+        return "row_space"
     if "staircase" in serving and pays:
         return "staircase"
     if "staircase" not in serving and "fista" in serving and tiny:

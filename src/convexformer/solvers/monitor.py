@@ -219,17 +219,18 @@ class Monitor:
         """Whether it is time for a gap check."""
         return self.late or self.iteration >= self._next_check or self.iteration == self.max_iter
 
-    def check(self, Z: Operand, at: Evaluation) -> DualPoint:
+    def check(self, Z: Operand, at: Evaluation, dual: DualPoint | None = None) -> DualPoint:
         """Check the gap of the point ``Z`` now; return the dual point, for the solver to steer by.
 
-        When the time is up :class:`TimeUp` ends the solver, and the point may be the one that is certified.
+        ``dual`` is given where the solver has looked along the dual matrix itself. When the time is up :class:`TimeUp`
+        ends the solver, and the point may be the one that is certified.
         """
         if self._held is None or self._held.Z is not Z:
             self.hold(Z, at.outputs if at.intercept is None else at.outputs - at.intercept, at.intercept)
         if self.late and not self._done:
             raise TimeUp
         objective = self.objective
-        point = dual_point(objective, at, quick=True)
+        point = dual_point(objective, at, quick=True) if dual is None else dual
         primal = float(at.value) + objective.beta * float(objective.penalty.value(Z))
         weights = self._weights(Z, at.intercept)
         relative = (primal - point.value) / max(abs(primal), 1e-300)
