@@ -42,6 +42,8 @@ any     norms and ridges      features  no prox, or more weights of one  block_n
 CPU     sums over slices      position  a part alone is not for fista    by_position
 CPU     nuclear norm          gated     pooled, weights > formed         row_space
 CPU     nuclear norm          bilinear  weights > few_weights            staircase
+CPU     nuclear norm          filters   gated, rows x weights >          staircase
+                                        few_filters
 any     no nuclear norm       any       rows x weights <= few_products   fista
 CPU     norms of columns      slices    loops can be compiled            working_set
 CPU     nuclear norms of      slices    least predicted seconds          fista or working_set
@@ -82,6 +84,9 @@ class AutoOptions:
     throughout, so that samples of weight two and samples given twice lead to the same digits. Not for nuclear norms."""
     formed: int = 1 << 24
     """Entries of a dense ``Z`` beyond which pooled gated heads work on row spaces; up to it Hessian products are dense."""
+    few_filters: int = 1 << 22
+    """Rows times weights up to which gated Fourier heads are quicker on dense filters on a CPU, on digits by a factor of two;
+    at N = 300, s = 16, d = 32, 8 gates (6 million) and beyond factors are, by two to three (benchmarks/real/filters.py)."""
     short_side: int = 16
     """Short side of ``Z`` up to which singular-value thresholding on a GPU is cheaper (benchmarks/gpu_heads.py)."""
     dense_entries: int = 1 << 26
@@ -110,6 +115,7 @@ def select(objective: Objective, options: AutoOptions = AutoOptions()) -> str:
     else:
         on_factors = objective.operator.on_factors() is not None
         pays = objective.like.is_cuda and (on_factors or min(shape[-2:]) > options.short_side)
+        pays |= on_factors and objective.n_rows * math.prod(shape) > options.few_filters
         pays |= math.prod(shape) > options.dense_entries
     if "row_space" in serving and not objective.like.is_cuda and math.prod(shape) > options.formed:
         return "row_space"
