@@ -60,9 +60,9 @@ HAND_OVER = ("staircase", "working_set", "fista")
 """Who goes on when a solver stalls, or its turn is over, under ``solver="auto"``: see :func:`successors`."""
 
 TURNS = {
-    "nuclear": {"fista": Turn(first=60, recent=20, worth=3)},
+    "nuclear": {"fista": Turn(first=30, recent=20, worth=6)},
     "nuclear, token slices": {
-        "fista": Turn(first=60, recent=20, worth=3),
+        "fista": Turn(first=60, recent=20, worth=6),
         "working_set": Turn(first=6, recent=2, worth=1),
     },
 }
@@ -85,8 +85,8 @@ class AutoOptions:
     formed: int = 1 << 24
     """Entries of a dense ``Z`` beyond which pooled gated heads work on row spaces; up to it Hessian products are dense."""
     few_filters: int = 1 << 22
-    """Rows times weights up to which gated Fourier heads are quicker on dense filters on a CPU, on digits by a factor of two;
-    at N = 300, s = 16, d = 32, 8 gates (6 million) and beyond factors are, by two to three (benchmarks/real/filters.py)."""
+    """Rows times weights up to which gated Fourier heads are quicker on dense filters on a CPU, on digits by two times; at
+    N = 300, s = 16, d = 32, 8 gates (6 million) and beyond factors are, by two to three (benchmarks/real/filters.py)."""
     short_side: int = 16
     """Short side of ``Z`` up to which singular-value thresholding on a GPU is cheaper (benchmarks/gpu_heads.py)."""
     dense_entries: int = 1 << 26
