@@ -148,8 +148,10 @@ def _search(
         if t < options.shortest_step:
             return point, 0.0
         found, Z = value(t)
-    if t == 1.0:  # a direction of negative curvature has no length of its own
-        while (further := value(2 * t))[0] < found and t < options.longest_step:
+    # a direction of negative curvature has no length of its own; a gain that is rounding says nothing, and twice a step of
+    # Newton's leads as far from the optimum as it was
+    if t == 1.0:
+        while (further := value(2 * t))[0] < found - noise and t < options.longest_step:
             t, (found, Z) = 2 * t, further
     while True:
         there = products.leave(Z.to(dtype=point.Z.dtype))
