@@ -631,3 +631,34 @@ def test_losses_of_many_labels_are_those_of_probabilities(spread, monkeypatch):
     soft = 0.9 * Y + 0.1 / 80
     assert cross_entropy._labels(soft) is None
     torch.testing.assert_close(CrossEntropy().value_and_gradient(F, soft)[0], CrossEntropy().value(F, soft))
+
+
+def test_one_compiled_call_is_the_softmax_of_plain_code():
+    """Value, intercept, outputs and balanced gradients, at labels and at rows of probabilities, some of weight zero."""
+    generator = torch.Generator().manual_seed(0)
+    F = 3 * torch.randn((40, 4), generator=generator, dtype=torch.float64)
+    w = torch.rand(40, generator=generator, dtype=torch.float64)
+    w[:3] = 0.0
+    loss = REGISTRY["cross_entropy"]()
+    for Y in (loss.encode(torch.arange(40) % 4), torch.softmax(F.flip(0), 1)):
+        jit.compile_in_time(loss.kernels, lambda: False)
+        value, b, outputs, U, V = loss.evaluate_exactly(F, Y, w, torch.ones(4, dtype=torch.float64))
+        with jit.interpreted():
+            assert loss.evaluate_exactly(F, Y, w, b) is None
+            expected = loss.best_intercept(F, Y, w, torch.zeros(4, dtype=torch.float64))
+            values, gradients = loss.value_and_gradient(F + expected, Y)
+        torch.testing.assert_close(b, expected, rtol=1e-10, atol=1e-10)
+        torch.testing.assert_close(outputs, F + b)
+        torch.testing.assert_close(value, w @ values, rtol=1e-12, atol=0.0)
+        torch.testing.assert_close(U, gradients, rtol=1e-8, atol=1e-10)
+        torch.testing.assert_close(V, w[:, None] * U)
+        assert (w @ U).abs().max() <= 1e-14 * (w @ U.abs()).sum()
+
+
+def test_the_value_of_a_softmax_is_differentiable_where_it_is_compiled():
+    loss = REGISTRY["cross_entropy"]()
+    jit.compile_in_time(loss.kernels, lambda: False)
+    F = torch.zeros((5, 3), dtype=torch.float64, requires_grad=True)
+    Y = loss.encode(torch.tensor([0, 1, 2, 0, 1]))
+    loss.value(F, Y).sum().backward()
+    torch.testing.assert_close(F.grad, loss.gradient(F.detach(), Y))

@@ -11,6 +11,8 @@ from sklearn.exceptions import ConvergenceWarning
 import convexformer as cf
 from cases import HEADS, LOSSES, random_data
 from convexformer.certificates import certificate
+from convexformer.gauges import Proximal, Sliced
+from convexformer.solvers.auto import AutoOptions, select
 from convexformer.solvers.checkpoint import Checkpoint
 from convexformer.weights import Weights
 
@@ -391,3 +393,28 @@ def test_targets_weights_and_masks_are_copied_and_tokens_are_not():
         assert bool(built.tokens.mask[:, 0].all())
     plain = tokens.copy()
     assert np.shares_memory(cf.Problem("attention", plain, Y, beta=0.5).tokens.X.numpy(), plain)
+
+
+def test_gated_filters_of_real_sizes_begin_on_factors_and_small_ones_on_dense_weights():
+    head = cf.heads.FNO(activation="gated_relu", gates=4)
+    chosen = []
+    for N in (20, 6000):
+        X, y = torch.randn((N, 16, 12), generator=torch.Generator().manual_seed(0)).double(), torch.arange(N) % 3
+        problem = cf.Problem(head, X, y, loss="cross_entropy", beta_ratio=0.1)
+        size = problem.objective.n_rows * math.prod(problem.objective.weight_shape)
+        chosen.append((size > AutoOptions().few_filters, select(problem.objective)))
+    assert chosen == [(False, "fista"), (True, "staircase")]
+
+
+def test_a_capability_is_that_of_a_class():
+    class Able:
+        def prox(self, Z, step):
+            return Z
+
+    class Unable:
+        pass
+
+    for _ in range(2):  # the second time from memory
+        assert isinstance(Able(), Proximal)
+        assert not isinstance(Unable(), Proximal)
+        assert not isinstance(Able(), Sliced)
