@@ -118,7 +118,7 @@ def test_the_beta_max_of_the_ridge_is_the_curvature():
 def test_the_linear_head_with_the_squared_loss_is_ridge_regression():
     beta, M = 0.7, X.mean(1)
     Z = np.linalg.solve(M.T @ M + beta * np.eye(D), M.T @ Y)
-    solution = cf.solve(cf.Problem("linear", X, Y, beta=beta), tolerance=1e-12)
+    solution = cf.solve(cf.Problem("linear", X, Y, beta=beta), tolerance=1e-13)
     assert solution.dense().numpy() == pytest.approx(Z, abs=1e-6)
     assert solution.certificate.relative_gap <= 1e-12
 
