@@ -27,7 +27,7 @@ class FistaOptions:
     many_outputs: int = 64
     """Outputs from which an exact intercept costs more than the rest of an iteration (benchmarks/heads.py)."""
     longer_below: float = 0.25
-    """A step whose Bregman distance is below this fraction of the bound shows a lower curvature (cases of benchmarks/real)."""
+    """A step whose Bregman distance is below this fraction of the bound shows a lower curvature (benchmarks/real)."""
     longer_by: float = 0.9
     """The curvature estimate is then multiplied by this."""
     polish: PolishOptions = field(default_factory=PolishOptions)
