@@ -11,12 +11,15 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sklearn.exceptions import ConvergenceWarning
 
 import convexformer as cf
 from cases import HEADS, LOSSES, random_data
 from convexformer.operators import DenseOperator
 from convexformer.solvers import SOLVERS
-from convexformer.solvers.working_set import WorkingSet, WorkingSetOptions, compiled
+from convexformer.solvers.frank_wolfe import frank_wolfe
+from convexformer.solvers.monitor import TimeUp
+from convexformer.solvers.working_set import WorkingSet, WorkingSetOptions, accelerated, compiled
 from convexformer.solvers.working_set.accelerated import AcceleratedStep
 from convexformer.solvers.working_set.prox_newton import ProxNewtonDescent
 from convexformer.solvers.working_set.squared import SquaredDescent
@@ -202,6 +205,24 @@ def test_without_blocks_the_rounds_are_accelerated(why, monkeypatch, small_sets)
     solution = cf.solve(problem, tolerance=1e-7, solver="working_set")
     assert solution.objective == pytest.approx(cf.solve(problem, 1e-7, solver="fista").objective, rel=2e-7)
     assert made == ["AcceleratedStep"]
+
+
+@pytest.mark.parametrize("solver", ["working_set", "frank_wolfe"])
+def test_a_round_may_be_late_before_its_first_look(solver, monkeypatch):
+    def late(objective, start, watch, **options):
+        raise TimeUp
+
+    monkeypatch.setattr(compiled, "available", False)
+    for module in (accelerated, frank_wolfe):
+        monkeypatch.setattr(module, "fista", late)
+    X, F = sparse_data(RNG)
+    if solver == "frank_wolfe":
+        problem = cf.Problem(cf.heads.Attention(stochastic="row"), X, X[..., :2] ** 2, beta_ratio=0.1)
+    else:
+        problem = cf.Problem("attention", X, F.argmax(1), beta_ratio=0.1, intercept=True)
+    with pytest.warns(ConvergenceWarning):
+        solution = cf.solve(problem, tolerance=1e-7, solver=solver, max_iter=3)
+    assert solution.certificate.relative_gap > 1e-7  # no progress, and no error
 
 
 def test_auto_takes_working_sets_for_many_tokens_and_fista_for_few():

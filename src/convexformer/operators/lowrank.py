@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from dataclasses import dataclass, field
+from functools import lru_cache, partial
 from typing import final
 
 import torch
@@ -166,6 +167,22 @@ def _cores(U: Tensor, V: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return Qu, Qv, Ru @ Rv.mT
 
 
+@lru_cache(maxsize=64)
+@torch.inference_mode(False)
+def _layout(counts: tuple[int, ...], device: torch.device) -> tuple[Tensor, Tensor, Tensor | None]:
+    """The blocks that have terms, how many each, and the place of every term in a stack; None where that is its number.
+
+    Kept, since an iteration on a GPU may neither wait for numbers from the host nor, when recorded, copy them.
+    """
+    blocks, terms = zip(*((b, n) for b, n in enumerate(counts) if n), strict=True) if any(counts) else ((), ())
+    depth = max(terms, default=0)
+    numbers = partial(torch.tensor, dtype=torch.int64, device=device)
+    place = None
+    if any(n < depth for n in terms):
+        place = numbers([b * depth + k for b, n in enumerate(terms) for k in range(n)])
+    return numbers(blocks), numbers(terms), place
+
+
 @final
 class Stack:
     """The terms of each block in use side by side: rows ``(m, n)`` as ``(B', r, n)``, zero where a block has fewer.
@@ -174,22 +191,13 @@ class Stack:
     """
 
     def __init__(self, Z: LowRank) -> None:
-        spans = Z.spans()
-        self.blocks = [b for b, _ in spans]
-        counts = [own.stop - own.start for _, own in spans]
-        self.depth = max(counts, default=0)
-        device = Z.device
-        self.counts = torch.tensor(counts, device=device)
-        self.numbers = torch.tensor(self.blocks, device=device)
-        self._place: Tensor | None = None
-        if any(n < self.depth for n in counts):
-            first = torch.arange(len(counts), device=device) * self.depth
-            rank = torch.cat([torch.arange(n, device=device) for n in counts])
-            self._place = first.repeat_interleave(self.counts) + rank
+        self.depth = max(Z.counts, default=0)
+        self.blocks = [b for b, n in enumerate(Z.counts) if n]
+        self.numbers, self.counts, self._place = _layout(Z.counts, Z.device)
 
     def put(self, X: Tensor) -> Tensor:
         """``(m, n)`` to ``(B', r, n)``."""
-        shape = (len(self.blocks), self.depth, X.shape[1])
+        shape = (len(self.numbers), self.depth, X.shape[1])
         if self._place is None:
             return X.reshape(shape)
         return X.new_zeros((shape[0] * shape[1], shape[2])).index_copy(0, self._place, X).view(shape)

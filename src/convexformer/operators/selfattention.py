@@ -21,7 +21,7 @@ FEW_FEATURES = 1 << 18
 MIXED_SHARE = 32
 """Products of output rows, terms and Gram matrices are kept for the gradient up to this fraction of the budget for what is
 stored."""
-HALF_SHARE = 8
+HALF_SHARE = 16
 """Upper triangles of Gram matrices are kept up to this fraction of that budget; else gathered anew."""
 SMALL_PRODUCTS = 2.5
 """How much longer an operation takes in many small products than in a large one (one core, 6 to 100 channels)."""

@@ -104,6 +104,7 @@ class FrankWolfe(Solver):
         operator = AtomOperator(atoms.outputs, objective.operator.output_shape)
         inner = replace(objective, operator=operator, penalty=CoefficientNorm(), derived=None)
         watch = GapWatch(inner, goal, lambda: monitor.late, self.options.inner_iterations)
+        watch.hold(t, None, None)
         with suppress(TimeUp):
             fista(inner, Weights(t, at.intercept), watch)
         assert isinstance(watch.best, Tensor)

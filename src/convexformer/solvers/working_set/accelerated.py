@@ -36,8 +36,10 @@ class AcceleratedStep(WorkingSetStep):
         part = self._restricted(tuple(tokens), dtype).at(at.beta)
         where = torch.tensor(tokens, device=self.Z.device)
         watch = GapWatch(part, tolerance, late, self.options.accelerated_iterations)
+        start = self.Z.index_select(-3, where).to(dtype)
+        watch.hold(start, None, None)
         with suppress(TimeUp):
-            fista(part, Weights(self.Z.index_select(-3, where).to(dtype), at.evaluation.intercept), watch)
+            fista(part, Weights(start, at.evaluation.intercept), watch)
         self.exact |= not watch.done  # float32 did not reach the goal
         assert isinstance(watch.best, Tensor)
         self.Z = self.Z.index_copy(-3, where, watch.best.to(self.Z.dtype))
