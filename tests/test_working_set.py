@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from sklearn.exceptions import ConvergenceWarning
 
 import convexformer as cf
+import convexformer.threads as threads_module
 from cases import HEADS, LOSSES, random_data
 from convexformer.operators import DenseOperator
 from convexformer.solvers import SOLVERS
@@ -25,6 +26,7 @@ from convexformer.solvers.working_set.prox_newton import ProxNewtonDescent
 from convexformer.solvers.working_set.squared import SquaredDescent
 from convexformer.solvers.working_set.store import BlockStore
 from convexformer.solvers.working_set.token_sweep import token_gradients
+from convexformer.threads import limited_threads
 
 RNG = np.random.default_rng(31)
 ATTENTION = {name: case for name, case in HEADS.items() if "attention" in name}
@@ -205,6 +207,25 @@ def test_without_blocks_the_rounds_are_accelerated(why, monkeypatch, small_sets)
     solution = cf.solve(problem, tolerance=1e-7, solver="working_set")
     assert solution.objective == pytest.approx(cf.solve(problem, 1e-7, solver="fista").objective, rel=2e-7)
     assert made == ["AcceleratedStep"]
+
+
+@pytest.mark.parametrize(("regression", "threads"), [(False, {1}), (True, {2})])
+def test_sweeps_over_a_model_run_on_one_thread(regression, threads, monkeypatch):
+    X, F = sparse_data(RNG)
+    seen, kind = set(), SquaredDescent if regression else ProxNewtonDescent
+
+    def watched(*args):
+        seen.add(torch.get_num_threads())
+        return sweep(*args)
+
+    sweep = kind._sweep
+    monkeypatch.setattr(kind, "_sweep", watched)
+    monkeypatch.setattr(threads_module, "SINGLE_THREAD_WORK", 0)
+    with limited_threads(2):
+        problem = cf.Problem("attention", X, F[:, :1] if regression else F.argmax(1), beta_ratio=0.1)
+        cf.solve(problem, tolerance=1e-4, solver="working_set")
+        assert torch.get_num_threads() == 2
+    assert seen == threads
 
 
 @pytest.mark.parametrize("solver", ["working_set", "frank_wolfe"])

@@ -23,6 +23,13 @@ def few_threads(like: Tensor, work: int | None = None) -> Iterator[None]:
     if like.device.type != "cpu" or (like.numel() if work is None else work) > SINGLE_THREAD_WORK:
         yield
         return
+    with one_thread():
+        yield
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Run torch and the BLAS on one thread, and restore what was set before."""
     if torch.get_num_threads() == 1:  # whoever has set torch to one thread has divided the cores already
         yield
         return

@@ -25,6 +25,8 @@ class ProxNewtonDescent(BlockDescent):
     the objective is shortened.
     """
 
+    single_threaded = True  # benchmarks/real/threads.py
+
     def __init__(
         self, objective: Objective, Z: Tensor, at: Evaluation, options: WorkingSetOptions, tolerance: float = 0.0
     ) -> None:

@@ -29,6 +29,9 @@ class StepContext:
 class WorkingSetStep(ABC):
     """A solver on working sets that keeps its weights from round to round."""
 
+    single_threaded = False
+    """Whether rounds are so many small products that threads wait for each other longer than they work."""
+
     @abstractmethod
     def round(self, slices: np.ndarray, at: StepContext, tolerance: float, late: Callable[[], bool]) -> Tensor:
         """Minimise over some slices to an absolute gap of ``tolerance`` on them; return all weights.

@@ -8,6 +8,7 @@ checks all in float64; the round's gap is that of the whole objective, so no tok
 from __future__ import annotations
 
 import math
+from contextlib import nullcontext
 from typing import final
 
 import numpy as np
@@ -27,6 +28,7 @@ from convexformer.solvers.working_set.options import WorkingSetOptions
 from convexformer.solvers.working_set.prox_newton import ProxNewtonDescent
 from convexformer.solvers.working_set.squared import SquaredDescent
 from convexformer.solvers.working_set.step import StepContext, WorkingSetStep
+from convexformer.threads import one_thread
 from convexformer.weights import Weights
 
 IDLE_SHARE = 1e-3  # a round in which the objective falls by less than this part of the gap gains nothing
@@ -81,7 +83,8 @@ class WorkingSet(Solver):
             wanted = 0.5 * self.options.rung_gap if rungs else margin * monitor.tolerance
             goal, last = max(share * gap, wanted) * scale, slices
             context = StepContext(at, point, gap, rung.beta)
-            Z = step.round(slices, context, goal, lambda: monitor.late)
+            with one_thread() if step.single_threaded else nullcontext():
+                Z = step.round(slices, context, goal, lambda: monitor.late)
             monitor.hold(Z, None, at.intercept, -math.inf)  # rounds do not raise the objective
             at = objective.evaluate(objective.apply(Z), at.intercept)
             point = monitor.check(Z, at)
