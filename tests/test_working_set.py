@@ -391,7 +391,7 @@ def test_time_limits_and_callbacks_hold_within_rounds():
     X, F = sparse_data(RNG, n=300, s=60, d=8)
     problem = cf.Problem("attention", X, F, beta_ratio=1e-3)
     with pytest.warns(Warning, match="max_time"):
-        solution = cf.solve(problem, tolerance=1e-13, solver="working_set", max_time=0.2)
+        solution = cf.solve(problem, tolerance=1e-13, solver="working_set", max_time=0.05)
     assert solution.status is cf.Status.MAX_TIME
     stopped = cf.solve(problem, solver="working_set", callback=lambda record, weights: record.iteration == 1)
     assert stopped.status is cf.Status.INTERRUPTED
