@@ -55,7 +55,7 @@ class Krylov:
         new = Q
         if bool(lost.any()):
             new = torch.where(lost.to(Q.device)[:, None], random_rows(len(raw), raw.shape[1], raw, seed=m), Q)
-        for _ in range(2):
+        for _ in range(2 if new is not Q else 1):  # twice in all is enough, unless nearly all of a row was in the space
             new = _orthonormal(self._beside(new))[0]
         new = new[: self.basis.shape[1] - m]
         self.image = self.there(new) / self.unit

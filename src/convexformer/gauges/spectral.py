@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from contextlib import nullcontext
 from typing import TypeAlias
 
 import torch
@@ -12,6 +13,7 @@ from convexformer.gauges.base import LinearMap, Polar, PolarKind
 from convexformer.gauges.deflation import RANK, deflated
 from convexformer.gauges.krylov import Krylov, random_rows
 from convexformer.gauges.proof import proven, verified
+from convexformer.threads import tensor_cores
 
 Triples: TypeAlias = tuple[Tensor, Tensor, Tensor, Tensor]
 """Singular values, vectors ``U: (k, p)`` and ``V: (k, q)``, blocks."""
@@ -166,17 +168,22 @@ def _survey(M: LinearMap) -> float:
 
     Blocks that are cheap to form are formed, one after the other. Of others, which cost a pass over the data for every
     block of vectors, only those go on whose value rises and may still exceed the largest. Where all this is much work
-    it is done in float32, and the values are those of the vectors found, in the precision of ``M``.
+    it is done in float32, and float32 products on a GPU with TF32 factors; the values are those of the vectors found, in
+    the precision of ``M``.
     """
     if (top := M.recall()) is not None:
         return top
-    if M.forming_work > MUCH_WORK and (top := _corrected(M, *_surveyed(M.rough()))) is not None:
-        M.remember(top)
-        return top
-    values, found = _surveyed(M)
-    if not found:
+    rounded = M.like.is_cuda and M.like.dtype == torch.float32
+    if M.forming_work > MUCH_WORK or rounded:
+        with tensor_cores() if rounded else nullcontext():
+            found = _surveyed(M.rough())
+        if (top := _corrected(M, *found)) is not None:
+            M.remember(top)
+            return top
+    values, triples = _surveyed(M)
+    if not triples:
         raise torch.linalg.LinAlgError("numbers of the dual matrix overflow")
-    M.pairs = _sorted(found)
+    M.pairs = _sorted(triples)
     return max(values)
 
 
