@@ -66,7 +66,7 @@ TURNS = {
         "working_set": Turn(first=6, recent=2, worth=1),
     },
 }
-"""By kind of objective and solver, on a CPU: how long a solver goes on where the staircase could take over from its best
+"""By kind of objective and solver: how long a solver goes on where the staircase could take over from its best
 point. Factors are worth their set-up only where the gap falls slowly (small betas, unequal features), and that shows in the
 first iterations; set on the histories of 156 fits (``benchmarks/real/turns.py``). Working sets pass larger betas first, in
 a round or three, and with a hundred classes are twice as fast as factors: they have time."""
@@ -87,8 +87,9 @@ class AutoOptions:
     few_filters: int = 1 << 22
     """Rows times weights up to which gated Fourier heads are quicker on dense filters on a CPU, on digits by two times; at
     N = 300, s = 16, d = 32, 8 gates (6 million) and beyond factors are, by two to three (benchmarks/real/filters.py)."""
-    short_side: int = 16
-    """Short side of ``Z`` up to which singular-value thresholding on a GPU is cheaper (benchmarks/gpu_heads.py)."""
+    short_side: int = 4
+    """Short side of ``Z`` up to which a GPU begins with singular-value thresholding. At 6 to 100 factors are as fast at
+    beta .1 and two to five times faster at .001, on real tokens (benchmarks/gpu_path.py --solvers fista staircase)."""
     dense_entries: int = 1 << 26
     """Entries of ``Z`` up to which a nuclear norm begins on one tensor, or is handed over to it by factors that stall."""
 
@@ -153,7 +154,7 @@ def successors(
 
 def turn_of(line: list[Solver], objective: Objective) -> Turn | None:
     """Return how long the first of ``line`` goes on before the second takes over without a stall; None: for ever."""
-    if objective.like.is_cuda or [solver.name for solver in line[1:2]] != ["staircase"]:
+    if [solver.name for solver in line[1:2]] != ["staircase"]:
         return None
     return TURNS.get(kind(objective), {}).get(line[0].name)
 
