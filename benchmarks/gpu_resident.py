@@ -56,8 +56,7 @@ def fista_run(problem, iterations, sync_free):
 
 def burst_run(start, iterations, sync_free):
     objective, point = start
-    watch = Count(iterations)
-    bursts.burst(objective, point, watch, iter(watch), 0.0, iterations, behind=int(sync_free))
+    bursts.burst(objective, point, iter(range(iterations)), 0.0, iterations + 1, behind=int(sync_free))
 
 
 def busy_share(run) -> float:
