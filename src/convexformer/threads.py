@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
 from typing import Any, final
 
+import threadpoolctl  # type: ignore[import-untyped]
 import torch
-from threadpoolctl import ThreadpoolController  # type: ignore[import-untyped]
 from torch import Tensor
 
 SINGLE_THREAD_WORK = 4_000_000  # products with at most this many multiplications run on one thread
@@ -41,18 +42,72 @@ def one_thread() -> Iterator[None]:
 def limited_threads(limit: int) -> Iterator[None]:
     """Run torch and the BLAS on at most so many threads, and restore what was set before."""
     before = torch.get_num_threads()
-    with _pools().limit(limits=limit):
-        torch.set_num_threads(limit)
-        try:
-            yield
-        finally:
-            torch.set_num_threads(before)
+    _BLAS.begin(limit)
+    try:
+        with _pools().limit(limits=limit, user_api="openmp"):
+            torch.set_num_threads(limit)
+            try:
+                yield
+            finally:
+                torch.set_num_threads(before)
+    finally:
+        _BLAS.end(limit)
+
+
+@final
+class _BlasLimits:
+    """The limits that threads of this process ask for: a pool of the BLAS belongs to all of them, and the least counts.
+
+    What was set before the first is restored after the last, in whatever order they end: with a limiter each, the second
+    would find, and restore, what the first has set.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._asked: list[int] = []
+        self._before: Any = None
+
+    def begin(self, limit: int) -> None:
+        """Ask for at most so many threads."""
+        with self._lock:
+            if not self._asked:
+                self._before = self._limited(limit)
+            elif limit < min(self._asked):
+                self._limited(limit)
+            self._asked.append(limit)
+
+    def end(self, limit: int) -> None:
+        """Take that back."""
+        with self._lock:
+            self._asked.remove(limit)
+            if not self._asked:
+                _free_blas()
+                self._before.restore_original_limits()
+                _free_blas()
+            elif limit < min(self._asked):
+                self._limited(min(self._asked))
+
+    def _limited(self, limit: int) -> Any:
+        _free_blas()
+        limiter = _pools().limit(limits=limit, user_api="blas")
+        _free_blas()
+        return limiter
+
+
+def _free_blas() -> None:
+    """Let any thread set the limits of OpenBLAS: where threadpoolctl obeys only the thread that was the first to do so."""
+    controller = getattr(threadpoolctl, "OpenBLASController", None)
+    if (clear := getattr(controller, "clear_controlling_thread", None)) is not None:
+        clear(force=True)
+
+
+_BLAS = _BlasLimits()
 
 
 @cache
 def _pools() -> Any:
     """Return the thread pools of this process; looking for them takes milliseconds, as long as a small solve."""
-    return ThreadpoolController()
+    return threadpoolctl.ThreadpoolController()
 
 
 @contextmanager
