@@ -61,6 +61,7 @@ HAND_OVER = ("staircase", "working_set", "fista")
 
 TURNS = {
     "nuclear": {"fista": Turn(first=30, recent=20, worth=6)},
+    "nuclear, bilinear": {"fista": Turn(first=30, recent=20, worth=6)},
     "nuclear, token slices": {
         "fista": Turn(first=60, recent=20, worth=6),
         "working_set": Turn(first=6, recent=2, worth=1),
@@ -77,8 +78,9 @@ a round or three, and with a hundred classes are twice as fast as factors: they 
 class AutoOptions:
     """Where one solver overtakes another, where that is not predicted (:mod:`convexformer.solvers.cost`)."""
 
-    few_weights: int = 1 << 11
-    """Entries of a dense ``Z`` up to which thresholding it is cheaper than factors (benchmarks/heads.py, P4 small)."""
+    few_weights: int = 1 << 12
+    """Entries of a dense ``Z`` up to which a solve begins with thresholding it (digits' self-attention has half as many:
+    faster at .1 beta_max, and FISTA hands over where it is not)."""
     few_products: int = 1 << 14
     """Rows times weights up to which FISTA is done before other solvers have set up their parts; it works in float64
     throughout, so that samples of weight two and samples given twice lead to the same digits. Not for nuclear norms."""
