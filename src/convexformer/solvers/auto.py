@@ -61,7 +61,7 @@ HAND_OVER = ("staircase", "working_set", "fista")
 
 TURNS = {
     "nuclear": {"fista": Turn(first=30, recent=20, worth=6)},
-    "nuclear, bilinear": {"fista": Turn(first=30, recent=20, worth=6)},
+    "nuclear, bilinear": {"fista": Turn(first=60, recent=20, worth=6)},
     "nuclear, token slices": {
         "fista": Turn(first=60, recent=20, worth=6),
         "working_set": Turn(first=6, recent=2, worth=1),
@@ -69,7 +69,8 @@ TURNS = {
 }
 """By kind of objective and solver: how long a solver goes on where the staircase could take over from its best
 point. Factors are worth their set-up only where the gap falls slowly (small betas, unequal features), and that shows in the
-first iterations; set on the histories of 156 fits (``benchmarks/real/turns.py``). Working sets pass larger betas first, in
+first iterations; set on the histories of 156 fits (``benchmarks/real/turns.py``; those of bilinear operators, which begin so
+only where they are small, on 15 of self-attention). Working sets pass larger betas first, in
 a round or three, and with a hundred classes are twice as fast as factors: they have time."""
 
 
