@@ -91,8 +91,8 @@ class AutoOptions:
     """Rows times weights up to which gated Fourier heads are quicker on dense filters on a CPU, on digits by two times; at
     N = 300, s = 16, d = 32, 8 gates (6 million) and beyond factors are, by two to three (benchmarks/real/filters.py)."""
     short_side: int = 4
-    """Short side of ``Z`` up to which a GPU begins with singular-value thresholding. At 6 to 100 factors are as fast at
-    beta .1 and two to five times faster at .001, on real tokens (benchmarks/gpu_path.py --solvers fista staircase)."""
+    """Short side of ``Z`` up to which a GPU begins with singular-value thresholding. At 6 to 100 factors are about as
+    fast at beta .1, and faster at .001 (``benchmarks/gpu_path.py --solvers fista staircase`` compares)."""
     dense_entries: int = 1 << 26
     """Entries of ``Z`` up to which a nuclear norm begins on one tensor, or is handed over to it by factors that stall."""
 
